@@ -1,0 +1,68 @@
+# What every folder's CMakeLists.txt uses: one library per room, one test binary per room.
+
+find_package(Threads REQUIRED)
+find_package(absl REQUIRED)
+find_package(Protobuf REQUIRED)
+find_package(gRPC REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(yaml-cpp REQUIRED)
+find_package(OpenSSL REQUIRED)
+find_package(prometheus-cpp REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
+
+add_library(baton_options INTERFACE)
+target_compile_features(baton_options INTERFACE cxx_std_20)
+target_include_directories(baton_options INTERFACE ${PROJECT_SOURCE_DIR})
+target_compile_options(baton_options INTERFACE -Wall -Wextra -Werror=unused-result -Wno-unused-parameter
+  -Wno-missing-field-initializers)
+target_link_libraries(baton_options INTERFACE Threads::Threads)
+
+# baton_library(NAME room SRCS a.cc b.cc DEPS lib...): one static library per room, without exceptions.
+function(baton_library)
+  cmake_parse_arguments(arg "" "NAME" "SRCS;DEPS" ${ARGN})
+  if(arg_SRCS)
+    add_library(baton_${arg_NAME} STATIC ${arg_SRCS})
+    target_compile_options(baton_${arg_NAME} PRIVATE -fno-exceptions)
+    target_link_libraries(baton_${arg_NAME} PUBLIC baton_options ${arg_DEPS})
+  else()
+    add_library(baton_${arg_NAME} INTERFACE)
+    target_link_libraries(baton_${arg_NAME} INTERFACE baton_options ${arg_DEPS})
+  endif()
+endfunction()
+
+# Files that wrap a throwing library and turn its throw into a Status.
+function(baton_allow_exceptions)
+  set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -fexceptions)
+endfunction()
+
+# baton_binary(NAME baton-router SRCS main.cc DEPS lib...): lands in build/bin.
+function(baton_binary)
+  cmake_parse_arguments(arg "" "NAME" "SRCS;DEPS" ${ARGN})
+  add_executable(${arg_NAME} ${arg_SRCS})
+  target_compile_options(${arg_NAME} PRIVATE -fno-exceptions)
+  target_link_libraries(${arg_NAME} PRIVATE baton_options ${arg_DEPS})
+  set_target_properties(${arg_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+endfunction()
+
+# baton_test(NAME unit_kv SRCS a_test.cc DEPS lib... [LABELS unit] [TIMEOUT 60]): one gtest binary, one ctest entry.
+function(baton_test)
+  cmake_parse_arguments(arg "" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  if(NOT BATON_BUILD_TESTS)
+    return()
+  endif()
+  add_executable(${arg_NAME} ${arg_SRCS})
+  target_link_libraries(${arg_NAME} PRIVATE baton_options ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
+  target_compile_definitions(${arg_NAME} PRIVATE BATON_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  set_target_properties(${arg_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  add_test(NAME ${arg_NAME} COMMAND ${arg_NAME} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  if(NOT arg_LABELS)
+    set(arg_LABELS unit)
+  endif()
+  set_tests_properties(${arg_NAME} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+endfunction()

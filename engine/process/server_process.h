@@ -1,0 +1,98 @@
+#pragma once
+
+// What all three server processes share: a gRPC server with health, reflection and metrics, an HTTP port, a port file,
+// and an orderly end on SIGTERM. gRPC types stay out of this header.
+//
+// A process does, in this order:
+//   process::BlockTerminationSignals();                      // before any thread exists
+//   auto metrics = base::Metrics::Create(role, model_name);
+//   auto server = process::ServerProcess::Start(options, metrics.get(), services);   // answers health; NOT_SERVING
+//   ... load the model, warm up ...
+//   server->SetReady(true);
+//   server->WaitForTermination();                            // SIGTERM, SIGINT or RequestTermination
+//   server->Drain([&] { return nothing_in_flight; });        // NOT_SERVING; waits, at most drain_timeout
+//   server->Stop();                                          // cancels what is left; returns when no handler runs
+//   return 0;
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "engine/base/metrics.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace baton::process {
+
+struct ServerOptions {
+  std::string listen = "127.0.0.1:0";   // host:port of the gRPC server; port 0: any free one
+  int http_port = 0;                    // /metrics, /health, /ready, /; 0: any free one, -1: none
+  std::string port_file;                // JSON {"grpc":PORT,"http":PORT}, written when both are open; empty: none
+  bool reflection = true;
+  bool channelz = false;
+  absl::Duration drain_timeout = absl::Seconds(60);
+  // Names that grpc.health.v1 knows beside "", "readiness" and "liveness": the services clients call.
+  std::vector<std::string> health_services;
+  int max_message_bytes = 16 << 20;
+  int max_concurrent_streams = 4096;    // per connection
+  // Exit at once, code 0, on SIGTERM before the first SetReady(true): nothing is in flight while a model loads.
+  bool exit_while_loading = true;
+  // False in tests that run several servers in one process: signals are left alone.
+  bool handle_signals = true;
+};
+
+// Call first thing in main: threads inherit the mask, and the server's own thread receives SIGTERM and SIGINT.
+void BlockTerminationSignals();
+
+// Thread-safe.
+class ServerProcess {
+ public:
+  // `metrics` and `services` outlive the result. Services are open from here on: they must answer UNAVAILABLE until
+  // they can serve.
+  // Errors: INVALID_ARGUMENT for an address that cannot be parsed, UNAVAILABLE when a port cannot be had,
+  // the file system's error for the port file.
+  static absl::StatusOr<std::unique_ptr<ServerProcess>> Start(const ServerOptions& options, base::Metrics* metrics,
+                                                              const std::vector<grpc::Service*>& services);
+  ~ServerProcess();
+  ServerProcess(const ServerProcess&) = delete;
+  ServerProcess& operator=(const ServerProcess&) = delete;
+
+  int grpc_port() const;
+  int http_port() const;  // -1: none
+  // host:port under which the gRPC server listens.
+  std::string grpc_address() const;
+
+  // Health "", "readiness" and health_services, and /ready. May go back and forth; stays false once draining.
+  // "liveness" and /health answer from the start to the end.
+  void SetReady(bool ready);
+  bool ready() const;
+
+  // True from the first signal on: services refuse new work with UNAVAILABLE.
+  bool draining() const;
+  // As SIGTERM does.
+  void RequestTermination();
+  void WaitForTermination();
+
+  // Not ready; then waits until no call is in flight (health, reflection, Cluster.WatchStatus and Peer.Session do not
+  // count) and `idle` holds, at most drain_timeout. `idle` may be null. False when the time was over first.
+  bool Drain(const std::function<bool()>& idle);
+  // Calls in flight that Drain waits for.
+  int calls_in_flight() const;
+  // Ends every call and closes the ports. Idempotent.
+  void Stop();
+
+ private:
+  struct Impl;
+  explicit ServerProcess(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace baton::process

@@ -1,0 +1,111 @@
+#pragma once
+
+// Ordered, bounded writes for the reactors of gRPC's callback API, which allow one write at a time.
+
+#include <deque>
+#include <functional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "engine/base/mutex.h"
+
+namespace baton::process {
+
+// Owned by a reactor (server or client side), which forwards OnWriteDone. Thread-safe; its callbacks run on whatever
+// thread made them due, outside the lock, and one at a time per kind.
+//
+//   class MyReactor : public grpc::ServerWriteReactor<M> {
+//     StreamWriter<M> writer_{{.start_write = [this](const M* m) { StartWrite(m); },
+//                              .finish = [this](const absl::Status& s) { Finish(ToGrpcStatus(s)); }}};
+//     void OnWriteDone(bool ok) override { writer_.OnWriteDone(ok); }
+//     void OnCancel() override { writer_.Finish(absl::CancelledError()); }
+//     void OnDone() override { delete this; }   // release with care: other threads may still hold the writer
+template <typename Message>
+class StreamWriter {
+ public:
+  struct Callbacks {
+    std::function<void(const Message*)> start_write;
+    // Called exactly once, after Finish(status), when no write is under way. On the client side: StartWritesDone.
+    std::function<void(const absl::Status&)> finish;
+  };
+  static constexpr size_t kDefaultLimit = 8192;
+
+  // At most `limit` messages wait.
+  explicit StreamWriter(Callbacks callbacks, size_t limit = kDefaultLimit)
+      : callbacks_(std::move(callbacks)), limit_(limit) {}
+
+  // Queues a message; never blocks. False when the stream is finished, broken or has `limit` messages waiting: the
+  // message is dropped.
+  bool Write(Message message) {
+    const Message* start = nullptr;
+    {
+      base::MutexLock lock(&mutex_);
+      if (finishing_ || broken_ || queue_.size() >= limit_) return false;
+      queue_.push_back(std::move(message));
+      if (writing_) return true;
+      writing_ = true;
+      start = &queue_.front();
+    }
+    callbacks_.start_write(start);
+    return true;
+  }
+
+  // What is queued is still written, unless `status` is an error: then what waits is dropped. Only the first call counts.
+  void Finish(absl::Status status) {
+    {
+      base::MutexLock lock(&mutex_);
+      if (finishing_) return;
+      finishing_ = true;
+      final_status_ = std::move(status);
+      if (!final_status_.ok()) DropWaitingLocked();
+      if (writing_) return;
+    }
+    callbacks_.finish(final_status_);
+  }
+
+  // From the reactor. `ok` false: the peer is gone, nothing more can be written.
+  void OnWriteDone(bool ok) {
+    const Message* start = nullptr;
+    {
+      base::MutexLock lock(&mutex_);
+      queue_.pop_front();
+      if (!ok) {
+        broken_ = true;
+        queue_.clear();
+      }
+      if (!queue_.empty()) {
+        start = &queue_.front();
+      } else {
+        writing_ = false;
+        if (!finishing_) return;
+      }
+    }
+    if (start != nullptr) {
+      callbacks_.start_write(start);
+    } else {
+      callbacks_.finish(final_status_);
+    }
+  }
+
+  size_t num_waiting() const {
+    base::MutexLock lock(&mutex_);
+    return queue_.size();
+  }
+
+ private:
+  // Keeps the message being written: gRPC holds a pointer to it.
+  void DropWaitingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    while (queue_.size() > (writing_ ? 1u : 0u)) queue_.pop_back();
+  }
+
+  const Callbacks callbacks_;
+  const size_t limit_;
+  mutable base::Mutex mutex_;
+  std::deque<Message> queue_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finishing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool broken_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status final_status_;  // written once, before `finish` may be called
+};
+
+}  // namespace baton::process

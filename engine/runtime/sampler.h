@@ -1,8 +1,8 @@
 #pragma once
 
-// From logits to a token, by coupling: the token at a position is the Gumbel-max draw over the filtered distribution,
-// with noise keyed (seed, choice, position, token id). The draw depends on nothing else, so ids are the same in any
-// batch, on any worker, and with any speculation.
+// From logits to a token, by coupling: the token at a position is the Gumbel-max draw over the
+// filtered distribution, with noise keyed (seed, choice, position, token id). The draw depends on
+// nothing else, so ids are the same in any batch, on any worker, and with any speculation.
 
 #include <cstdint>
 #include <utility>
@@ -18,7 +18,8 @@ namespace baton::runtime {
 struct SampledToken {
   uint32_t id = 0;
   bool has_logprob = false;
-  // Of the model's distribution (log-softmax of the raw logits), before penalties, temperature and filters.
+  // Of the model's distribution (log-softmax of the raw logits), before penalties, temperature and
+  // filters.
   float logprob = 0;
   std::vector<std::pair<uint32_t, float>> top;  // most likely first; ties by id
 };
@@ -43,21 +44,65 @@ class TokenCounts {
 };
 
 // Owns scratch memory, so one per engine thread. Engine thread only.
+//
+// The filtered distribution is made in this order; each step sees the result of the one before:
+//   1. logit_bias        added.
+//   2. penalties         repetition over prompt and output: a positive logit is divided by it,
+//   others
+//                        multiplied; then frequency * count and presence, over the output,
+//                        subtracted.
+//   3. min_tokens        below it, stop tokens are out.
+//   4. greedy            temperature under kGreedyTemperature, or top_p 0: the highest logit; ties
+//   go to
+//                        the lowest id. Steps 5 to 9 do not happen.
+//   5. temperature       divides, in double.
+//   6. top_k             the k highest; of equal ones the lowest ids stay: exactly k are left.
+//   7. top_p             the shortest row of most likely tokens (ties by id) that holds top_p of
+//   the mass
+//                        left by top_k; always at least one.
+//   8. min_p             tokens at least min_p times as likely as the most likely one.
+//   9. draw              argmax of logit / temperature + Gumbel noise; ties go to the lowest id.
 class Sampler {
  public:
-  // `vocab_size` logits a row; ids from `num_tokens` (the tokenizer's size) up are padding rows and never drawn.
+  // `vocab_size` logits a row; ids from `num_tokens` (the tokenizer's size) up are padding rows and
+  // never drawn.
   Sampler(int vocab_size, int num_tokens);
 
-  // Draws the token at `position` (the first generated one has position prompt_tokens). `output_tokens` is how many this
-  // choice has generated: below min_tokens stop tokens are not drawn. `logits` is scratch: it is changed.
-  // Errors: INTERNAL "logits: not finite" when any of the vocabulary's logits is NaN or infinite.
-  absl::StatusOr<SampledToken> Sample(const SamplingParams& params, uint32_t choice, uint32_t position,
-                                      uint32_t output_tokens, const TokenCounts& counts, absl::Span<float> logits);
+  // Draws the token at `position` (the first generated one has position prompt_tokens).
+  // `output_tokens` is how many this choice has generated: below min_tokens stop tokens are not
+  // drawn. `logits` is scratch: it is changed. Errors: INTERNAL "logits: not finite" when any of
+  // the vocabulary's logits is NaN or infinite; INVALID_ARGUMENT when a biased id is outside the
+  // vocabulary, or when min_tokens leaves no token to draw.
+  absl::StatusOr<SampledToken> Sample(const SamplingParams& params,
+                                      uint32_t choice,
+                                      uint32_t position,
+                                      uint32_t output_tokens,
+                                      const TokenCounts& counts,
+                                      absl::Span<float> logits);
 
  private:
+  absl::Status ApplyBias(const SamplingParams& params, absl::Span<float> logits);
+  void ApplyPenalties(const SamplingParams& params,
+                      const TokenCounts& counts,
+                      absl::Span<float> logits);
+  absl::Status MaskStopTokens(const SamplingParams& params,
+                              uint32_t output_tokens,
+                              absl::Span<float> logits);
+  void CollectCandidates(float best, double temperature, absl::Span<const float> logits);
+  void KeepTopK(int32_t top_k);
+  void KeepTopP(float best, double temperature, float top_p);
+  uint32_t Draw(const SamplingParams& params, uint32_t choice, uint32_t position, float best) const;
+  // Writes a logit and remembers what the model gave.
+  void Change(absl::Span<float> logits, uint32_t id, double value);
+  float RawLogit(absl::Span<const float> logits, uint32_t id) const;
+
   int vocab_size_;
   int num_tokens_;
-  std::vector<std::pair<float, uint32_t>> candidates_;
+  std::vector<std::pair<float, uint32_t>> candidates_;  // (logit, id)
+  std::vector<std::pair<uint32_t, float>> changed_;     // (id, logit before its first change)
 };
+
+// The noise of a draw: standard Gumbel, a pure function of its key. Within (-3.7, 36.8).
+double GumbelNoise(uint64_t seed, uint32_t choice, uint32_t position, uint32_t id);
 
 }  // namespace baton::runtime

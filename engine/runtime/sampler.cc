@@ -1,0 +1,298 @@
+#include "engine/runtime/sampler.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "engine/base/log.h"
+#include "engine/base/status_macros.h"
+
+namespace baton::runtime {
+namespace {
+
+// Noise spans less than this (see UniformFromBits), so a token whose scaled logit lies further
+// below the best one cannot win the draw: leaving it out changes nothing.
+constexpr double kNoiseSpan = 41.0;
+
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
+
+using Candidate = std::pair<float, uint32_t>;
+
+// Likely before unlikely; of equal logits the lower id first.
+bool Before(const Candidate& a, const Candidate& b) {
+  return a.first != b.first ? a.first > b.first : a.second < b.second;
+}
+
+// The finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
+uint64_t Mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
+
+// One SplitMix64 stream per (seed, choice, position); the token id says which of its numbers.
+uint64_t StreamKey(uint64_t seed, uint32_t choice, uint32_t position) {
+  const uint64_t seeded = Mix(seed + kGolden);
+  return Mix(seeded ^ Mix((uint64_t{choice} << 32 | position) + kGolden));
+}
+
+uint64_t NoiseBits(uint64_t stream_key, uint32_t id) {
+  return Mix(stream_key + (uint64_t{id} + 1) * kGolden);
+}
+
+// Odd multiples of 2^-53: exact in double, never 0 or 1.
+double UniformFromBits(uint64_t bits) { return static_cast<double>((bits >> 11) | 1) * 0x1p-53; }
+
+// -log(-log(1 - u)): the fine end of u makes the large values, which decide the draw.
+double GumbelFromBits(uint64_t bits) { return -std::log(-std::log1p(-UniformFromBits(bits))); }
+
+// Above GumbelFromBits(bits), and cheap: -log1p(-u) >= u >= 2^floor(log2 u). Spares most tokens the
+// two logarithms.
+double GumbelBound(uint64_t bits) {
+  constexpr double kLn2 = 0.69314718055994531;
+  constexpr double kRounding = 1e-9;
+  return kLn2 * (1 + std::countl_zero(bits | (uint64_t{1} << 11))) + kRounding;
+}
+
+bool AllFinite(absl::Span<const float> values) {
+  constexpr uint32_t kExponent = 0x7f800000;
+  uint32_t num_bad = 0;
+  for (const float value : values) {
+    num_bad += (std::bit_cast<uint32_t>(value) & kExponent) == kExponent;
+  }
+  return num_bad == 0;
+}
+
+// Highest logit, lowest id among equals.
+uint32_t ArgMax(absl::Span<const float> logits) {
+  return static_cast<uint32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+bool IsGreedy(const SamplingParams& params) {
+  return params.temperature < kGreedyTemperature || params.top_p == 0;
+}
+
+double LogSumExp(absl::Span<const float> logits) {
+  const double best = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(logit - best);
+  return best + std::log(sum);
+}
+
+// The `count` most likely of logits, most likely first.
+std::vector<Candidate> Top(absl::Span<const float> logits, size_t count) {
+  std::vector<Candidate> top;
+  top.reserve(count + 1);
+  for (uint32_t id = 0; id < logits.size() && count > 0; ++id) {
+    const Candidate candidate{logits[id], id};
+    if (top.size() == count && !Before(candidate, top.back())) continue;
+    top.insert(std::upper_bound(top.begin(), top.end(), candidate, Before), candidate);
+    if (top.size() > count) top.pop_back();
+  }
+  return top;
+}
+
+// Part of a token beside that of the most likely one.
+double Weight(const Candidate& candidate, double best, double temperature) {
+  return std::exp((candidate.first - best) / temperature);
+}
+
+double TotalWeight(absl::Span<const Candidate> candidates, double best, double temperature) {
+  double sum = 0;
+  for (const Candidate& candidate : candidates) sum += Weight(candidate, best, temperature);
+  return sum;
+}
+
+}  // namespace
+
+double GumbelNoise(uint64_t seed, uint32_t choice, uint32_t position, uint32_t id) {
+  return GumbelFromBits(NoiseBits(StreamKey(seed, choice, position), id));
+}
+
+void TokenCounts::AddPrompt(absl::Span<const uint32_t> ids) {
+  for (const uint32_t id : ids) counts_[id].in_prompt = true;
+}
+
+void TokenCounts::AddOutput(uint32_t id) { ++counts_[id].output; }
+
+void TokenCounts::RemoveOutput(uint32_t id) {
+  const auto found = counts_.find(id);
+  BATON_CHECK(found != counts_.end() && found->second.output > 0, "id=", id);
+  if (--found->second.output == 0 && !found->second.in_prompt) counts_.erase(found);
+}
+
+Sampler::Sampler(int vocab_size, int num_tokens)
+    : vocab_size_(vocab_size), num_tokens_(std::min(num_tokens, vocab_size)) {
+  BATON_CHECK(num_tokens_ > 0);
+  candidates_.reserve(num_tokens_);
+}
+
+absl::StatusOr<SampledToken> Sampler::Sample(const SamplingParams& params,
+                                             uint32_t choice,
+                                             uint32_t position,
+                                             uint32_t output_tokens,
+                                             const TokenCounts& counts,
+                                             absl::Span<float> logits) {
+  BATON_CHECK(static_cast<int>(logits.size()) == vocab_size_);
+  if (!AllFinite(logits)) return absl::InternalError("logits: not finite");
+  const absl::Span<float> tokens = logits.first(num_tokens_);
+  changed_.clear();
+
+  SampledToken result;
+  double log_sum = 0;
+  if (params.logprobs >= 0) {
+    log_sum = LogSumExp(logits);
+    for (const auto& [logit, id] : Top(tokens, params.logprobs)) {
+      result.top.emplace_back(id, static_cast<float>(logit - log_sum));
+    }
+  }
+
+  BATON_RETURN_IF_ERROR(ApplyBias(params, tokens));
+  ApplyPenalties(params, counts, tokens);
+  BATON_RETURN_IF_ERROR(MaskStopTokens(params, output_tokens, tokens));
+  result.id = ArgMax(tokens);
+  if (!IsGreedy(params)) {
+    const float best = tokens[result.id];
+    CollectCandidates(best, params.temperature, tokens);
+    KeepTopK(params.top_k);
+    KeepTopP(best, params.temperature, params.top_p);
+    result.id = Draw(params, choice, position, best);
+  }
+  if (params.logprobs >= 0) {
+    result.has_logprob = true;
+    result.logprob = static_cast<float>(RawLogit(tokens, result.id) - log_sum);
+  }
+  return result;
+}
+
+absl::Status Sampler::ApplyBias(const SamplingParams& params, absl::Span<float> logits) {
+  for (const auto& [id, bias] : params.logit_bias) {
+    if (id >= logits.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("logit_bias: token_id=", id, " vocabulary=", logits.size()));
+    }
+    Change(logits, id, double{logits[id]} + bias);
+  }
+  return absl::OkStatus();
+}
+
+void Sampler::ApplyPenalties(const SamplingParams& params,
+                             const TokenCounts& counts,
+                             absl::Span<float> logits) {
+  if (params.repetition_penalty == 1 && params.presence_penalty == 0 &&
+      params.frequency_penalty == 0) {
+    return;
+  }
+  for (const auto& [id, count] : counts.counts()) {
+    if (id >= logits.size()) continue;  // a prompt may hold ids that are never drawn
+    double logit = logits[id];
+    logit = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+    if (count.output > 0) {
+      logit -= double{params.frequency_penalty} * count.output + params.presence_penalty;
+    }
+    Change(logits, id, logit);
+  }
+}
+
+absl::Status Sampler::MaskStopTokens(const SamplingParams& params,
+                                     uint32_t output_tokens,
+                                     absl::Span<float> logits) {
+  if (output_tokens >= params.min_tokens || params.stop_token_ids.empty()) return absl::OkStatus();
+  for (const uint32_t id : params.stop_token_ids) {
+    if (id < logits.size()) {
+      changed_.emplace_back(id, logits[id]);
+      logits[id] = kMasked;
+    }
+  }
+  if (*std::max_element(logits.begin(), logits.end()) == kMasked) {
+    return absl::InvalidArgumentError("min_tokens: every token is a stop token");
+  }
+  return absl::OkStatus();
+}
+
+void Sampler::CollectCandidates(float best, double temperature, absl::Span<const float> logits) {
+  // At least every token that could be drawn, and masked ones never. A tiny temperature makes the
+  // limit equal to `best`: then only its ties are left.
+  const double limit = best - kNoiseSpan * temperature;
+  candidates_.clear();
+  for (uint32_t id = 0; id < logits.size(); ++id) {
+    if (logits[id] >= limit) candidates_.emplace_back(logits[id], id);
+  }
+}
+
+void Sampler::KeepTopK(int32_t top_k) {
+  if (top_k <= 0 || static_cast<size_t>(top_k) >= candidates_.size()) return;
+  std::nth_element(candidates_.begin(), candidates_.begin() + top_k, candidates_.end(), Before);
+  candidates_.resize(top_k);
+}
+
+// Halves the range that holds the last token to keep, by the mass before its middle: about two
+// passes over the candidates altogether, and no full sort.
+void Sampler::KeepTopP(float best, double temperature, float top_p) {
+  if (top_p >= 1 || candidates_.size() < 2) return;
+  constexpr size_t kSortedDirectly = 32;
+  double missing = top_p * TotalWeight(candidates_, best, temperature);
+  size_t first = 0;
+  size_t last = candidates_.size();
+  const auto at = [this](size_t index) { return candidates_.begin() + index; };
+  while (last - first > kSortedDirectly) {
+    const size_t middle = first + (last - first) / 2;
+    std::nth_element(at(first), at(middle), at(last), Before);
+    const double mass = TotalWeight(absl::MakeConstSpan(candidates_).subspan(first, middle - first),
+                                    best, temperature);
+    if (mass >= missing) {
+      last = middle;
+    } else {
+      missing -= mass;
+      first = middle;
+    }
+  }
+  std::sort(at(first), at(last), Before);
+  while (first < last && missing > 0) missing -= Weight(candidates_[first++], best, temperature);
+  candidates_.resize(std::max<size_t>(first, 1));
+}
+
+uint32_t Sampler::Draw(const SamplingParams& params,
+                       uint32_t choice,
+                       uint32_t position,
+                       float best) const {
+  const double temperature = params.temperature;
+  const double limit = params.min_p > 0 ? best + std::log(double{params.min_p}) * temperature
+                                        : -std::numeric_limits<double>::infinity();
+  const uint64_t stream_key = StreamKey(params.seed, choice, position);
+  double best_score = -std::numeric_limits<double>::infinity();
+  uint32_t winner = 0;
+  for (const auto& [logit, id] : candidates_) {
+    if (logit < limit) continue;
+    const double scaled = (double{logit} - best) / temperature;
+    const uint64_t bits = NoiseBits(stream_key, id);
+    if (scaled + GumbelBound(bits) < best_score) continue;
+    const double score = scaled + GumbelFromBits(bits);
+    if (score > best_score || (score == best_score && id < winner)) {
+      best_score = score;
+      winner = id;
+    }
+  }
+  return winner;
+}
+
+void Sampler::Change(absl::Span<float> logits, uint32_t id, double value) {
+  constexpr double kLimit = std::numeric_limits<float>::max();
+  changed_.emplace_back(id, logits[id]);
+  logits[id] = static_cast<float>(std::clamp(value, -kLimit, kLimit));
+}
+
+float Sampler::RawLogit(absl::Span<const float> logits, uint32_t id) const {
+  for (const auto& [changed_id, raw] : changed_) {
+    if (changed_id == id) return raw;
+  }
+  return logits[id];
+}
+
+}  // namespace baton::runtime

@@ -1,0 +1,249 @@
+#include "engine/base/metrics.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "engine/base/log.h"
+#include "engine/base/process_stats.h"
+#include "prometheus/counter.h"
+#include "prometheus/gauge.h"
+#include "prometheus/histogram.h"
+#include "prometheus/registry.h"
+#include "prometheus/text_serializer.h"
+
+namespace baton::base {
+namespace {
+
+constexpr unsigned kRouter = 1u << static_cast<int>(Role::kRouter);
+constexpr unsigned kPrefill = 1u << static_cast<int>(Role::kPrefill);
+constexpr unsigned kDecode = 1u << static_cast<int>(Role::kDecode);
+constexpr unsigned kWorkers = kPrefill | kDecode;
+constexpr unsigned kAll = kRouter | kWorkers;
+
+using Buckets = std::vector<double>;
+
+// The boundaries of vLLM and OpenTelemetry are among ours, so that their histograms can be derived exactly; the others
+// resolve what is fast.
+const Buckets& TtftBuckets() {
+  static const auto* const kBuckets = new Buckets{.001, .0025, .005, .01, .02, .03, .04, .06, .08, .1, .15,
+                                                  .25,  .35,   .5,   .75, 1,   2.5, 5,   7.5, 10,  20, 40,
+                                                  80,   160,   640,  2560};
+  return *kBuckets;
+}
+const Buckets& ItlBuckets() {
+  static const auto* const kBuckets = new Buckets{.0005, .001, .002, .003, .004, .005, .006, .008, .01, .0125, .015,
+                                                  .02,   .025, .03,  .04,  .05,  .075, .1,   .15,  .2,  .3,    .4,
+                                                  .5,    .75,  1,    2.5,  5,    7.5,  10,   20,   40,  80};
+  return *kBuckets;
+}
+const Buckets& PhaseBuckets() {
+  static const auto* const kBuckets = new Buckets{.001, .005, .01, .02, .04, .08, .16, .3,  .5,  .8,  1,   1.5,  2,
+                                                  2.5,  5,    10,  15,  20,  30,  40,  50,  60,  120, 240, 480,  960,
+                                                  1920, 7680};
+  return *kBuckets;
+}
+const Buckets& TransferSecondsBuckets() {
+  static const auto* const kBuckets =
+      new Buckets{.0002, .0005, .001, .002, .005, .01, .025, .05, .075, .1, .2, .3, .5, .75, 1, 5};
+  return *kBuckets;
+}
+// 2^11 to 2^33 in steps of 4.
+const Buckets& BytesBuckets() {
+  static const auto* const kBuckets = new Buckets{2048,      8192,      32768,      131072,     524288,    2097152,
+                                                  8388608,   33554432,  134217728,  536870912,  2147483648, 8589934592};
+  return *kBuckets;
+}
+const Buckets& TokensBuckets() {
+  static const auto* const kBuckets = new Buckets{1,   2,   5,    10,   20,   50,    100,   200,   500,
+                                                  1e3, 2e3, 5e3,  1e4,  2e4,  5e4,   1e5,   2e5};
+  return *kBuckets;
+}
+
+struct Label {
+  std::string name;
+  std::vector<std::string> values;  // empty: open
+};
+
+struct MetricDef {
+  const char* name;
+  unsigned roles;
+  const char* labels;
+  const char* help;
+  const Buckets& (*buckets)();
+};
+
+constexpr auto kTtft = &TtftBuckets;
+constexpr auto kItl = &ItlBuckets;
+constexpr auto kPhase = &PhaseBuckets;
+constexpr auto kTransferSeconds = &TransferSecondsBuckets;
+constexpr auto kBytes = &BytesBuckets;
+constexpr auto kTokens = &TokensBuckets;
+
+#define BATON_PLAIN_(id, name, roles, labels, help) {name, roles, labels, help, nullptr},
+#define BATON_HISTOGRAM_(id, name, roles, labels, buckets, help) {name, roles, labels, help, buckets},
+constexpr MetricDef kCounters[] = {BATON_COUNTERS(BATON_PLAIN_)};
+constexpr MetricDef kGauges[] = {BATON_GAUGES(BATON_PLAIN_)};
+constexpr MetricDef kHistograms[] = {BATON_HISTOGRAMS(BATON_HISTOGRAM_)};
+#undef BATON_PLAIN_
+#undef BATON_HISTOGRAM_
+
+std::vector<Label> ParseLabels(absl::string_view spec) {
+  std::vector<Label> labels;
+  for (absl::string_view part : absl::StrSplit(spec, ' ', absl::SkipEmpty())) {
+    std::vector<std::string> sides = absl::StrSplit(part, absl::MaxSplits('=', 1));
+    Label label{sides[0], {}};
+    if (sides.size() == 2) label.values = absl::StrSplit(sides[1], '|');
+    labels.push_back(std::move(label));
+  }
+  return labels;
+}
+
+// One metric: its family in the registry, and the series found or made in it.
+template <typename Impl>
+struct Family {
+  std::vector<Label> labels;
+  prometheus::Family<Impl>* family = nullptr;  // null: this role does not export it
+  const MetricDef* def = nullptr;
+
+  Impl* Series(absl::Span<const absl::string_view> values) {
+    BATON_CHECK(family != nullptr, "metric of another role: ", def->name);
+    prometheus::Labels map = LabelMap(values);
+    if constexpr (std::is_same_v<Impl, prometheus::Histogram>) {
+      return &family->Add(map, def->buckets());
+    } else {
+      return &family->Add(map);
+    }
+  }
+
+  prometheus::Labels LabelMap(absl::Span<const absl::string_view> values) const {
+    BATON_CHECK(values.size() == labels.size(), "labels of ", def->name);
+    prometheus::Labels map;
+    for (size_t i = 0; i < labels.size(); ++i) {
+      const auto& closed = labels[i].values;
+      BATON_CHECK(closed.empty() || std::find(closed.begin(), closed.end(), values[i]) != closed.end(),
+                  "label of ", def->name, ": ", labels[i].name, "=", values[i]);
+      map[labels[i].name] = std::string(values[i]);
+    }
+    return map;
+  }
+
+  // Makes every series of a metric without open labels.
+  void AddClosedSeries(std::vector<absl::string_view>* prefix) {
+    if (prefix->size() == labels.size()) {
+      Series(*prefix);
+      return;
+    }
+    for (const std::string& value : labels[prefix->size()].values) {
+      prefix->push_back(value);
+      AddClosedSeries(prefix);
+      prefix->pop_back();
+    }
+  }
+};
+
+template <typename Impl>
+prometheus::Family<Impl>& Register(const MetricDef& def, const prometheus::Labels& constant,
+                                   prometheus::Registry* registry) {
+  if constexpr (std::is_same_v<Impl, prometheus::Counter>) {
+    return prometheus::BuildCounter().Name(def.name).Help(def.help).Labels(constant).Register(*registry);
+  } else if constexpr (std::is_same_v<Impl, prometheus::Gauge>) {
+    return prometheus::BuildGauge().Name(def.name).Help(def.help).Labels(constant).Register(*registry);
+  } else {
+    return prometheus::BuildHistogram().Name(def.name).Help(def.help).Labels(constant).Register(*registry);
+  }
+}
+
+template <typename Impl, size_t N>
+std::vector<Family<Impl>> MakeFamilies(const MetricDef (&defs)[N], Role role, const prometheus::Labels& constant,
+                                       prometheus::Registry* registry) {
+  std::vector<Family<Impl>> families(N);
+  for (size_t i = 0; i < N; ++i) {
+    families[i].def = &defs[i];
+    if ((defs[i].roles & (1u << static_cast<int>(role))) == 0) continue;
+    families[i].labels = ParseLabels(defs[i].labels);
+    families[i].family = &Register<Impl>(defs[i], constant, registry);
+    std::vector<absl::string_view> prefix;
+    families[i].AddClosedSeries(&prefix);
+  }
+  return families;
+}
+
+}  // namespace
+
+absl::string_view RoleName(Role role) {
+  switch (role) {
+    case Role::kRouter: return "router";
+    case Role::kPrefill: return "prefill";
+    case Role::kDecode: return "decode";
+  }
+  return "unknown";
+}
+
+void Counter::Increment(double by) const {
+  if (impl_ != nullptr) impl_->Increment(by);
+}
+double Counter::value() const { return impl_ == nullptr ? 0 : impl_->Value(); }
+
+void Gauge::Set(double value) const {
+  if (impl_ != nullptr) impl_->Set(value);
+}
+void Gauge::Add(double by) const {
+  if (impl_ != nullptr) impl_->Increment(by);
+}
+double Gauge::value() const { return impl_ == nullptr ? 0 : impl_->Value(); }
+
+void Histogram::Observe(double value) const {
+  if (impl_ != nullptr) impl_->Observe(value);
+}
+uint64_t Histogram::count() const { return impl_ == nullptr ? 0 : impl_->Collect().histogram.sample_count; }
+double Histogram::sum() const { return impl_ == nullptr ? 0 : impl_->Collect().histogram.sample_sum; }
+
+struct Metrics::Impl {
+  Role role;
+  prometheus::Registry registry;
+  std::vector<Family<prometheus::Counter>> counters;
+  std::vector<Family<prometheus::Gauge>> gauges;
+  std::vector<Family<prometheus::Histogram>> histograms;
+};
+
+std::unique_ptr<Metrics> Metrics::Create(Role role, absl::string_view model_name) {
+  auto impl = std::make_unique<Impl>();
+  impl->role = role;
+  const prometheus::Labels constant = {{"model_name", std::string(model_name)}, {"role", std::string(RoleName(role))}};
+  impl->counters = MakeFamilies<prometheus::Counter>(kCounters, role, constant, &impl->registry);
+  impl->gauges = MakeFamilies<prometheus::Gauge>(kGauges, role, constant, &impl->registry);
+  impl->histograms = MakeFamilies<prometheus::Histogram>(kHistograms, role, constant, &impl->registry);
+  return std::unique_ptr<Metrics>(new Metrics(std::move(impl)));
+}
+
+Metrics::Metrics(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Metrics::~Metrics() = default;
+
+Counter Metrics::counter(CounterId id, absl::Span<const absl::string_view> labels) {
+  return Counter(impl_->counters[static_cast<size_t>(id)].Series(labels));
+}
+Gauge Metrics::gauge(GaugeId id, absl::Span<const absl::string_view> labels) {
+  return Gauge(impl_->gauges[static_cast<size_t>(id)].Series(labels));
+}
+Histogram Metrics::histogram(HistogramId id, absl::Span<const absl::string_view> labels) {
+  return Histogram(impl_->histograms[static_cast<size_t>(id)].Series(labels));
+}
+
+void Metrics::Remove(GaugeId id, absl::Span<const absl::string_view> labels) {
+  Family<prometheus::Gauge>& family = impl_->gauges[static_cast<size_t>(id)];
+  family.family->Remove(family.Series(labels));
+}
+
+Role Metrics::role() const { return impl_->role; }
+
+std::string Metrics::Scrape() const {
+  std::vector<prometheus::MetricFamily> families = impl_->registry.Collect();
+  for (prometheus::MetricFamily& family : CollectProcessStats()) families.push_back(std::move(family));
+  return prometheus::TextSerializer().Serialize(families);
+}
+
+}  // namespace baton::base

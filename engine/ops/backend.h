@@ -11,8 +11,8 @@
 //              This is what TDPBF16PS does.
 //   f32 dot    one FMA chain, k ascending, from zero.
 //   int8 dot   exact int32, then one f32 epilogue: float(sum) * (activation scale * weight scale).
-//   o_proj and down_proj: the K range is cut into two halves (TP ranks), each summed as above from zero;
-//              result = residual + (low + high).
+//   o_proj and down_proj: the K range is cut into two halves (TP ranks), at K / 2 rounded up to 32 (int8: 64), each summed
+//              as above from zero; result = residual + (low + high).
 //   attention  64-token blocks ascending, one online softmax with a running maximum and sum per (query, head); see
 //              PagedAttention.
 //   exp, rsqrt, silu, sin/cos: the scalar functions of engine/ops/canonical_math.h, which the vector paths reproduce.
@@ -109,7 +109,7 @@ struct PagedAttentionArgs {
   int num_tokens = 0;
   int num_heads = 0, num_kv_heads = 0, head_dim = 0;
   float softmax_scale = 0;                  // 1 / sqrt(D)
-  absl::Span<const SequenceView> sequences; // [B]
+  absl::Span<const SequenceView> sequences; // [B], one behind another: their queries are exactly tokens 0..T
   KvCacheView cache;
   Activation* out = nullptr;                // kLinearInput [T, Hq * D]
 };
@@ -151,12 +151,12 @@ class Backend {
 
   // Causal attention over the paged, quantised cache. Query i of a sequence (i < query_len) sees the first
   // context_len - query_len + i + 1 tokens. Per (query, head), over blocks ascending:
-  //   s_j = (q . k_j) * softmax_scale, in the bf16 dot with q rounded to bf16 (f32 dot when the cache is kF32);
-  //         kFp8: k bytes as bf16 values and the head's scale applied to the sum; kFp8Dynamic: token's scale applied to the sum
-  //   m' = max(m, max_j s_j); p_j = exp(s_j - m'); l = l * exp(m - m') + sum_j p_j (order: canonical_math.h)
-  //   o = o * exp(m - m') + sum_j p_j v_j, in the bf16 dot over j with p_j rounded to bf16 (kFp8Dynamic: p_j * token's scale,
-  //       then rounded); f32 dot when the cache is kF32
-  //   result o / l (kFp8: times the head's V scale)
+  //   s_j = ((q . k_j) * scale_j) * softmax_scale, in the bf16 dot with q rounded to bf16 (f32 dot when the cache is kF32);
+  //         fp8: the k bytes as bf16 values; scale_j: kFp8 the head's, kFp8Dynamic the token's, else 1
+  //   m' = max(m, max_j s_j); p_j = exp(s_j - m'); l = fma(l, exp(m - m'), sum_j p_j) (order: canonical_math.h)
+  //   o = fma(o, exp(m - m'), sum_j p_j v_j), in the bf16 dot over the 64 j with p_j rounded to bf16 (kFp8Dynamic: p_j *
+  //       token's scale, then rounded); f32 dot when the cache is kF32
+  //   result (o / l) (kFp8: times the head's V scale)
   // Tokens behind the query's own position have p_j = 0 and their V rows count as zero even if they hold NaN.
   virtual absl::Status PagedAttention(const PagedAttentionArgs& args) = 0;
 

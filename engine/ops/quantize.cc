@@ -1,0 +1,31 @@
+#include "engine/ops/quantize.h"
+
+#include <algorithm>
+
+namespace baton::ops {
+
+float QuantizeRowInt8(const float* values, int n, int8_t* codes) {
+  uint32_t largest = 0;
+  for (int i = 0; i < n; ++i) largest = std::max(largest, MagnitudeBits(values[i]));
+  const DynamicScale scale = ScaleFor(largest, kInt8Max);
+  for (int i = 0; i < n; ++i) codes[i] = scale.inverse == 0.0f ? 0 : Int8Code(values[i], scale.inverse);
+  return scale.scale;
+}
+
+void QuantizeRowQ4(const float* values, int n, uint8_t* codes, float* scales, float* minimums) {
+  for (int group = 0; group < n / kQ4Group; ++group) {
+    const float* w = values + group * kQ4Group;
+    const auto [lowest, highest] = std::minmax_element(w, w + kQ4Group);
+    const float range = *highest - *lowest;
+    const bool flat = !(range > 1e-30f);
+    scales[group] = flat ? 0.0f : range / 15.0f;
+    minimums[group] = *lowest;
+    const float inverse = flat ? 0.0f : 15.0f / range;
+    for (int i = 0; i < kQ4Group; ++i) {
+      const float code = std::nearbyint((w[i] - *lowest) * inverse);
+      codes[group * kQ4Group + i] = static_cast<uint8_t>(std::clamp(code, 0.0f, 15.0f));
+    }
+  }
+}
+
+}  // namespace baton::ops

@@ -1,0 +1,51 @@
+#pragma once
+
+// How weights and activations become codes: one definition for all backends. Call with denormals flushed
+// (flush_denormals.h), as everything that takes part in a sum.
+
+#include <cstdint>
+
+#include "engine/base/bf16.h"
+#include "engine/ops/canonical_math.h"
+
+namespace baton::ops {
+
+inline constexpr int kQ4Group = 32;
+inline constexpr float kInt8Max = 127.0f;
+
+// A scale chosen from the largest magnitude: code = value * inverse, value = code * scale.
+// Both are 0 for a row of (nearly) nothing. With an infinity or NaN in the row the scale is NaN and the codes are 0, so
+// that everything computed from the row is NaN. inverse == 0 means: write zeros.
+struct DynamicScale {
+  float scale;
+  float inverse;
+};
+
+// `magnitude_bits`: the largest of (bits & 0x7fffffff), compared as integers, so that NaN is larger than all.
+[[gnu::always_inline]] inline DynamicScale ScaleFor(uint32_t magnitude_bits, float code_max) {
+  if (magnitude_bits >= 0x7f800000u) return {base::FloatFromBits(0x7fc00000u), 0.0f};
+  const float magnitude = base::FloatFromBits(magnitude_bits);
+  if (magnitude < 1e-30f) return {0.0f, 0.0f};
+  return {magnitude / code_max, code_max / magnitude};
+}
+
+[[gnu::always_inline]] inline uint32_t MagnitudeBits(float value) { return base::FloatBits(value) & 0x7fffffffu; }
+
+// Nearest even; |value * inverse| is at most 127 and a rounding error.
+[[gnu::always_inline]] inline int8_t Int8Code(float value, float inverse) {
+  const float magic = F32x1::Fma({value}, {inverse}, {kRoundMagic}).v;
+  return static_cast<int8_t>(base::FloatBits(magic) - base::FloatBits(kRoundMagic));
+}
+
+// codes [n]; returns the row's scale.
+float QuantizeRowInt8(const float* values, int n, int8_t* codes);
+
+// Groups of 32; n % 32 == 0. codes [n] in 0..15, scales and minimums [n / 32].
+void QuantizeRowQ4(const float* values, int n, uint8_t* codes, float* scales, float* minimums);
+
+// The bf16 weight that a 4-bit code stands for.
+[[gnu::always_inline]] inline uint16_t Q4Value(uint8_t code, float scale, float minimum) {
+  return base::Bf16FromFloat(scale * static_cast<float>(code) + minimum);
+}
+
+}  // namespace baton::ops

@@ -1,0 +1,58 @@
+#pragma once
+
+// Row-major matrices and activations of the ref backend, and its dot products.
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/base/bf16.h"
+#include "engine/ops/backend.h"
+
+namespace baton::ops {
+
+class RefMatrix : public Matrix {
+ public:
+  int rows() const override { return num_rows; }
+  int cols() const override { return num_cols; }
+  size_t bytes() const override {
+    return f32.size() * sizeof(float) + bf16.size() * sizeof(uint16_t) + codes.size() + scales.size() * sizeof(float);
+  }
+
+  // The weight as the dot sees it; for int8 code * scale.
+  float At(int row, int col) const;
+
+  int num_rows = 0;
+  int num_cols = 0;
+  WeightDtype dtype = WeightDtype::kF32;
+  std::vector<float> f32;       // kF32
+  std::vector<uint16_t> bf16;   // kBf16, kQ4
+  std::vector<int8_t> codes;    // kInt8
+  std::vector<float> scales;    // kInt8: [rows]
+};
+
+class RefActivation : public Activation {
+ public:
+  float* row(int t) { return values.data() + static_cast<size_t>(t) * width; }
+  const float* row(int t) const { return values.data() + static_cast<size_t>(t) * width; }
+  const int8_t* codes_row(int t) const { return codes.data() + static_cast<size_t>(t) * width; }
+
+  // Turns row `t` of `values` into what the linear layers read.
+  void FinishLinearInput(int t);
+
+  ActivationKind kind = ActivationKind::kResidual;
+  WeightDtype dtype = WeightDtype::kF32;
+  int max_tokens = 0;
+  int width = 0;
+  std::vector<float> values;   // kLinearInput of kBf16 and kQ4: rounded to bf16; of kInt8: before quantisation
+  std::vector<int8_t> codes;   // kLinearInput of kInt8
+  std::vector<float> scales;   // same: [max_tokens]
+};
+
+// The canonical f32 dot: one chain.
+float DotF32(const float* a, const float* b, int n);
+// The canonical bf16 dot. `a` holds bf16 values; `stride`: elements between consecutive k of b.
+float DotBf16(const float* a, const uint16_t* b, int n, int stride = 1);
+// Elements [from, to) of x[t] . w[row], scaled.
+float Dot(const RefActivation& x, int t, const RefMatrix& w, int row, int from, int to);
+
+}  // namespace baton::ops

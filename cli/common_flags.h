@@ -1,0 +1,15 @@
+#pragma once
+
+// Flags of every command that calls a router.
+
+#include <string>
+
+#include "absl/time/time.h"
+
+namespace baton::cli {
+
+std::string AddressFlag();
+bool JsonFlag();
+absl::Duration TimeoutFlag();
+
+}  // namespace baton::cli

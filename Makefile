@@ -1,0 +1,71 @@
+# The front door: each target is a few words here and a script or CMake underneath.
+
+SHELL := /bin/bash
+BUILD ?= build
+JOBS ?= $(shell nproc)
+CMAKE_FLAGS ?=
+SEEDS ?= 1000
+SEED_BASE ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help deps tools models build demo check unit parity sim e2e tidy lint test test-all asan tsan fuzz bench bench-anchor clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+deps:  ## install what is missing (Debian packages)
+	@scripts/install_deps.sh
+
+tools: deps  ## fetch test tools into .cache (ghz, buf, Python with grpcio)
+	@scripts/get_tools.sh
+
+models: deps  ## fetch the demo model and Qwen3's tokenizer into .cache
+	@scripts/get_demo_model.sh
+	@scripts/get_tokenizer.sh
+
+build: deps  ## compile everything into build/ (binaries in build/bin)
+	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release $(CMAKE_FLAGS) >$(BUILD).configure.log 2>&1 || { cat $(BUILD).configure.log; exit 1; }
+	@rm -f $(BUILD).configure.log
+	@ninja -C $(BUILD) -j$(JOBS)
+
+demo:  ## install, build, fetch a small model and stream a first answer from three processes
+	@scripts/demo.sh
+
+check: build unit parity tidy  ## before every commit: build, unit, parity, tidy
+
+unit: build models
+	@ctest --test-dir $(BUILD) -L unit --output-on-failure -j$(JOBS)
+
+parity: build
+	@ctest --test-dir $(BUILD) -L parity --output-on-failure
+
+sim: build  ## deterministic simulation; SEEDS=N SEED_BASE=M
+	@BATON_SIM_SEEDS=$(SEEDS) BATON_SIM_SEED_BASE=$(SEED_BASE) ctest --test-dir $(BUILD) -L sim --output-on-failure
+
+e2e: build tools models  ## real processes, driven over gRPC
+	@BATON_BUILD_DIR=$(CURDIR)/$(BUILD) .cache/tools/venv/bin/python -m pytest -q -m "not slow" tests/e2e
+
+tidy: tools  ## rules of STYLE: rooms, names, includes, protos
+	@.cache/tools/venv/bin/python -m pytest -q tests/tidy
+
+test: build tools models  ## everything that takes minutes: build, unit, parity, sim, e2e, tidy
+	@scripts/run_tests.sh $(BUILD)
+
+test-all: test asan tsan  ## adds what takes longer: sanitizers, exhaustive and long runs
+	@BATON_BUILD_DIR=$(CURDIR)/$(BUILD) .cache/tools/venv/bin/python -m pytest -q -m slow tests/e2e
+	@ctest --test-dir $(BUILD) -L long --output-on-failure
+
+asan: deps tools models  ## address and undefined-behaviour sanitizers over unit, sim and e2e
+	@scripts/run_sanitized.sh address,undefined build-asan
+
+tsan: deps tools models  ## thread sanitizer over unit, sim and e2e
+	@scripts/run_sanitized.sh thread build-tsan
+
+bench: build  ## micro-benches, with percent of the measured peak
+	@for bench in $(BUILD)/tests/*_bench; do echo "== $$bench"; $$bench; done
+
+bench-anchor: build tools  ## CPU speed against llama.cpp, interleaved (fetches llama-cpp-python)
+	@scripts/bench_cpu_anchor.py --build $(BUILD)
+
+clean:  ## remove build folders
+	@rm -rf build build-asan build-tsan

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Builds with a sanitizer and runs unit, sim and e2e under it.
+# Usage: scripts/run_sanitized.sh address,undefined|thread BUILD_DIR
+set -euo pipefail
+cd "$(dirname "$0")/.."
+sanitizer=$1 build=$2
+
+export ASAN_OPTIONS=detect_leaks=1:halt_on_error=1
+export LSAN_OPTIONS=suppressions=$PWD/tests/support/lsan.supp:print_suppressions=0
+export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+export TSAN_OPTIONS=suppressions=$PWD/tests/support/tsan.supp:halt_on_error=1:second_deadlock_stack=1
+export BATON_TEST_SLOWNESS=8
+
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_SANITIZE="$sanitizer" >/dev/null
+ninja -C "$build" -j"$(nproc)"
+ctest --test-dir "$build" -L "unit|sim" --output-on-failure --timeout 900
+BATON_BUILD_DIR="$PWD/$build" .cache/tools/venv/bin/python -m pytest -q -m "not slow and not timing" tests/e2e

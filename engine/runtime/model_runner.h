@@ -20,16 +20,16 @@ namespace baton::runtime {
 
 struct ModelRunnerOptions {
   std::string model_path;
-  std::string backend = "cpu";          // ref, cpu, cuda
-  std::string weight_dtype = "auto";    // auto, f32, bf16, int8, q4
-  std::string kv_dtype = "auto";        // auto, fp8, fp8_dynamic, bf16, f32
-  int max_model_len = 0;                // 0: the model's
-  int max_step_tokens = 512;            // most tokens in one step: sizes the workspace
-  int max_logit_rows = 64;              // most rows whose logits one step returns
+  std::string backend = "cpu";        // ref, cpu, cuda
+  std::string weight_dtype = "auto";  // auto, f32, bf16, int8, q4
+  std::string kv_dtype = "auto";      // auto, fp8, fp8_dynamic, bf16, f32
+  int max_model_len = 0;              // 0: the model's
+  int max_step_tokens = 512;          // most tokens in one step: sizes the workspace
+  int max_logit_rows = 64;            // most rows whose logits one step returns
   // Blocks of the KV pool: given, or as many as `kv_cache_bytes` holds.
   int num_blocks = 0;
   int64_t kv_cache_bytes = int64_t{1} << 30;
-  bool shared_kv = false;               // pool in a memfd, so that another process can write into it
+  bool shared_kv = false;  // pool in a memfd, so that another process can write into it
   ops::BackendOptions backend_options;
 };
 
@@ -38,15 +38,18 @@ struct StepSequence {
   absl::Span<const uint32_t> tokens;
   int start = 0;
   absl::Span<const kv::BlockId> block_table;  // covers start + tokens.size()
-  // Rows of `tokens` whose logits are wanted, ascending: {tokens.size() - 1} for plain decode and for a prompt's last chunk.
+  // Rows of `tokens` whose logits are wanted, ascending: {tokens.size() - 1} for plain decode and
+  // for a prompt's last chunk.
   absl::Span<const int> logit_rows;
 };
 
-// Called on the engine thread while a step runs. What it does delays the step: hand over, never wait.
+// Called on the engine thread while a step runs. What it does delays the step: hand over, never
+// wait.
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
-  // Keys and values of `layer` for all tokens of the step are in the pool, visible to other threads and processes.
+  // Keys and values of `layer` for all tokens of the step are in the pool, visible to other threads
+  // and processes.
   virtual void OnLayerDone(int layer) = 0;
 };
 
@@ -58,14 +61,18 @@ struct StepTimings {
 // Engine thread only, but for the const accessors, which are thread-safe.
 class ModelRunner {
  public:
-  // Errors: INVALID_ARGUMENT (bad file or setting, with file, tensor, reason), RESOURCE_EXHAUSTED (memory).
+  // Errors: INVALID_ARGUMENT (bad file or setting, with file, tensor, reason), RESOURCE_EXHAUSTED
+  // (memory).
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const ModelRunnerOptions& options);
   virtual ~ModelRunner() = default;
 
-  // Runs the tokens of all sequences through the model and appends their KV. `logits` is filled with one row of
-  // config().vocab f32 per wanted row, in order of sequences and rows; valid until the next Step.
-  // Errors: INVALID_ARGUMENT when a limit of the options is exceeded or a block table is too short: nothing is written then.
-  virtual absl::Status Step(absl::Span<const StepSequence> sequences, LayerObserver* observer, absl::Span<float>* logits,
+  // Runs the tokens of all sequences through the model and appends their KV. `logits` is filled
+  // with one row of config().vocab f32 per wanted row, in order of sequences and rows; valid until
+  // the next Step. Errors: INVALID_ARGUMENT when a limit of the options is exceeded or a block
+  // table is too short: nothing is written then.
+  virtual absl::Status Step(absl::Span<const StepSequence> sequences,
+                            LayerObserver* observer,
+                            absl::Span<float>* logits,
                             StepTimings* timings) = 0;
 
   virtual const model::ModelConfig& config() const = 0;
@@ -77,9 +84,12 @@ class ModelRunner {
   virtual ops::WeightDtype weight_dtype() const = 0;
   // SHA-256 over all fixed scales ("" for formats without).
   virtual std::string kv_scales_fingerprint() const = 0;
+  // [2][Hkv] effective scales of one layer, K then V; empty for formats without.
+  virtual absl::Span<const float> kv_scales(int layer) const { return {}; }
   // "cpu avx2 threads=2".
   virtual std::string device() const = 0;
-  // Copies whole blocks within the pool, all layers: copy-on-write of a shared, partly filled block.
+  // Copies whole blocks within the pool, all layers: copy-on-write of a shared, partly filled
+  // block.
   virtual void CopyBlock(kv::BlockId from, kv::BlockId to) = 0;
 };
 

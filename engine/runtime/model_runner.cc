@@ -1,0 +1,177 @@
+#include "engine/runtime/model_runner.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/base/status_macros.h"
+#include "engine/model/kv_scales.h"
+#include "engine/model/qwen3.h"
+#include "engine/model/weights.h"
+#include "engine/runtime/step_inputs.h"
+
+namespace baton::runtime {
+namespace {
+
+// Everything a step needs, in the order it is made.
+class Runner : public ModelRunner {
+ public:
+  absl::Status Init(const ModelRunnerOptions& options) {
+    BATON_ASSIGN_OR_RETURN(checkpoint_, model::Checkpoint::Open(options.model_path));
+    BATON_RETURN_IF_ERROR(ResolveOptions(options));
+    BATON_RETURN_IF_ERROR(LoadModel(options));
+    BATON_RETURN_IF_ERROR(AllocateMemory(options));
+    LogReady(options);
+    return absl::OkStatus();
+  }
+
+  absl::Status Step(absl::Span<const StepSequence> sequences,
+                    LayerObserver* observer,
+                    absl::Span<float>* logits,
+                    StepTimings* timings) override {
+    const absl::Duration start = base::Clock::Real().Now();
+    BATON_RETURN_IF_ERROR(inputs_->Fill(sequences));
+    model::ForwardInputs forward;
+    forward.ids = inputs_->ids();
+    forward.positions = inputs_->positions();
+    forward.slots = inputs_->slots();
+    forward.sequences = inputs_->sequences();
+    forward.logit_rows = inputs_->logit_rows();
+    forward.layers = layers_;
+    const auto on_layer = [observer](int layer) {
+      if (observer != nullptr) observer->OnLayerDone(layer);
+    };
+    model::ForwardTimings forward_timings;
+    BATON_RETURN_IF_ERROR(model_->Forward(forward, on_layer, logits_data(), &forward_timings));
+    if (logits != nullptr)
+      *logits = absl::MakeSpan(logits_data(), forward.logit_rows.size() * config().vocab);
+    if (timings != nullptr) *timings = {base::Clock::Real().Now() - start, forward_timings.append};
+    return absl::OkStatus();
+  }
+
+  const model::ModelConfig& config() const override { return checkpoint_->config(); }
+  const model::Checkpoint& checkpoint() const override { return *checkpoint_; }
+  const kv::KvLayout& layout() const override { return layout_; }
+  base::Buffer& kv_pool() override { return pool_; }
+  int max_model_len() const override { return max_model_len_; }
+  ops::WeightDtype weight_dtype() const override { return backend_->weight_dtype(); }
+  std::string kv_scales_fingerprint() const override { return scales_.Fingerprint(); }
+  absl::Span<const float> kv_scales(int layer) const override {
+    return scales_.empty() ? absl::Span<const float>() : scales_.layer(layer);
+  }
+  std::string device() const override { return backend_->description(); }
+
+  void CopyBlock(kv::BlockId from, kv::BlockId to) override {
+    BATON_CHECK(
+        from >= 0 && from < layout_.num_blocks && to >= 0 && to < layout_.num_blocks && from != to,
+        "from=", from, " to=", to, " num_blocks=", layout_.num_blocks);
+    for (int layer = 0; layer < layout_.num_layers; ++layer) {
+      std::memcpy(pool_.data() + layout_.BlockOffset(layer, to),
+                  pool_.data() + layout_.BlockOffset(layer, from), layout_.block_bytes());
+    }
+  }
+
+ private:
+  absl::Status ResolveOptions(const ModelRunnerOptions& options) {
+    if (options.max_step_tokens < 1 || options.max_logit_rows < 1) {
+      return absl::InvalidArgumentError(absl::StrCat("max_step_tokens=", options.max_step_tokens,
+                                                     " max_logit_rows=", options.max_logit_rows,
+                                                     ": must be at least 1"));
+    }
+    BATON_ASSIGN_OR_RETURN(max_model_len_,
+                           model::ResolveMaxModelLen(config(), options.max_model_len));
+    BATON_ASSIGN_OR_RETURN(layout_.format, model::ResolveKvFormat(config(), options.kv_dtype));
+    layout_.num_layers = config().num_layers;
+    layout_.num_kv_heads = config().num_kv_heads;
+    layout_.head_dim = config().head_dim;
+    layout_.num_blocks = options.num_blocks;
+    if (options.num_blocks == 0) {
+      const int64_t bytes_per_block =
+          static_cast<int64_t>(layout_.block_bytes()) * layout_.num_layers;
+      layout_.num_blocks =
+          static_cast<int>(std::min<int64_t>(options.kv_cache_bytes / bytes_per_block, INT32_MAX));
+    }
+    if (layout_.num_blocks < 1) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "kv cache: num_blocks=", options.num_blocks, " kv_cache_bytes=", options.kv_cache_bytes,
+          " bytes_per_block=", layout_.block_bytes() * layout_.num_layers));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status LoadModel(const ModelRunnerOptions& options) {
+    BATON_ASSIGN_OR_RETURN(const ops::WeightDtype dtype,
+                           model::ResolveWeightDtype(*checkpoint_, options.weight_dtype));
+    BATON_ASSIGN_OR_RETURN(backend_,
+                           ops::CreateBackend(options.backend, dtype, options.backend_options));
+    BATON_LOG(Info, "model load ", LogField("path", options.model_path),
+              " arch=", model::NameOf(config().arch), " layers=", config().num_layers,
+              " stored=", base::NameOf(checkpoint_->main_format()),
+              " weight_dtype=", ops::WeightDtypeName(dtype), " requested=", options.weight_dtype,
+              " ", LogField("device", device()));
+    if (layout_.format == kv::KvFormat::kFp8) scales_ = model::MakeKvScales(*checkpoint_);
+    BATON_ASSIGN_OR_RETURN(model::Weights weights, model::LoadWeights(*checkpoint_, *backend_));
+    weight_bytes_ = weights.bytes();
+    BATON_ASSIGN_OR_RETURN(model_,
+                           model::Qwen3::Create(config(), std::move(weights), max_model_len_,
+                                                options.max_step_tokens, *backend_));
+    return absl::OkStatus();
+  }
+
+  absl::Status AllocateMemory(const ModelRunnerOptions& options) {
+    BATON_ASSIGN_OR_RETURN(
+        pool_, options.shared_kv ? base::Buffer::AllocateShared("baton-kv", layout_.pool_bytes())
+                                 : base::Buffer::Allocate(layout_.pool_bytes()));
+    BATON_ASSIGN_OR_RETURN(logits_,
+                           base::Buffer::Allocate(static_cast<size_t>(options.max_logit_rows) *
+                                                  config().vocab * sizeof(float)));
+    for (int layer = 0; layer < layout_.num_layers; ++layer) {
+      layers_.push_back({&layout_, pool_.data() + layout_.BlockOffset(layer, 0), kv_scales(layer)});
+    }
+    StepLimits limits;
+    limits.max_tokens = options.max_step_tokens;
+    limits.max_logit_rows = options.max_logit_rows;
+    limits.max_model_len = max_model_len_;
+    limits.vocab_size = config().vocab;
+    limits.num_blocks = layout_.num_blocks;
+    inputs_ = std::make_unique<StepInputs>(limits);
+    return absl::OkStatus();
+  }
+
+  void LogReady(const ModelRunnerOptions& options) const {
+    BATON_LOG(Info, "model ready weight_bytes=", weight_bytes_,
+              " kv_dtype=", kv::KvFormatName(layout_.format), " requested=", options.kv_dtype,
+              " kv_blocks=", layout_.num_blocks,
+              " kv_tokens=", int64_t{layout_.num_blocks} * kv::kBlockTokens,
+              " kv_bytes=", layout_.pool_bytes(), " max_model_len=", max_model_len_,
+              " max_step_tokens=", options.max_step_tokens);
+  }
+
+  float* logits_data() { return reinterpret_cast<float*>(logits_.data()); }
+
+  std::unique_ptr<model::Checkpoint> checkpoint_;
+  int max_model_len_ = 0;
+  kv::KvLayout layout_;
+  std::unique_ptr<ops::Backend> backend_;
+  model::KvScaleTable scales_;
+  size_t weight_bytes_ = 0;
+  std::unique_ptr<model::Qwen3> model_;
+  base::Buffer pool_;
+  base::Buffer logits_;
+  std::vector<ops::KvCacheView> layers_;
+  std::unique_ptr<StepInputs> inputs_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
+    const ModelRunnerOptions& options) {
+  auto runner = std::make_unique<Runner>();
+  BATON_RETURN_IF_ERROR(runner->Init(options));
+  return runner;
+}
+
+}  // namespace baton::runtime

@@ -14,7 +14,6 @@
 //   server->Stop();                                          // cancels what is left; returns when no handler runs
 //   return 0;
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -43,6 +42,10 @@ struct ServerOptions {
   std::vector<std::string> health_services;
   int max_message_bytes = 16 << 20;
   int max_concurrent_streams = 4096;    // per connection
+  // Connections are closed gracefully after this long, so that balancers of connections spread their clients again.
+  // Calls get `max_connection_age_grace` to end. Infinite for workers, whose sessions live as long as their peers.
+  absl::Duration max_connection_age = absl::InfiniteDuration();
+  absl::Duration max_connection_age_grace = absl::Minutes(15);
   // Exit at once, code 0, on SIGTERM before the first SetReady(true): nothing is in flight while a model loads.
   bool exit_while_loading = true;
   // False in tests that run several servers in one process: signals are left alone.
@@ -77,7 +80,7 @@ class ServerProcess {
 
   // True from the first signal on: services refuse new work with UNAVAILABLE.
   bool draining() const;
-  // As SIGTERM does.
+  // As SIGTERM does. A second time, or a second signal, ends the drain at once.
   void RequestTermination();
   void WaitForTermination();
 

@@ -1,0 +1,79 @@
+#include "engine/process/exposer.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "civetweb.h"
+
+namespace baton::process {
+namespace {
+
+// Health probes and scrapes are short; a scrape that takes longer than this is cut.
+constexpr char kRequestTimeoutMs[] = "10000";
+constexpr char kThreads[] = "4";
+
+const char* ReasonOf(int status) {
+  switch (status) {
+    case 200: return "OK";
+    case 404: return "Not Found";
+    case 405: return "Method Not Allowed";
+    case 503: return "Service Unavailable";
+    default: return "Unknown";
+  }
+}
+
+void Send(mg_connection* connection, const HttpPage& page, bool with_body) {
+  const std::string head = absl::StrCat("HTTP/1.1 ", page.status, " ", ReasonOf(page.status), "\r\nContent-Type: ",
+                                        page.content_type, "\r\nContent-Length: ", page.body.size(),
+                                        "\r\nCache-Control: no-store\r\n",
+                                        page.status == 405 ? "Allow: GET, HEAD\r\n" : "", "\r\n");
+  mg_write(connection, head.data(), head.size());
+  if (with_body) mg_write(connection, page.body.data(), page.body.size());
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Exposer>> Exposer::Start(const std::string& host, int port, Pages pages) {
+  // civetweb counts the calls of its set-up; nothing is torn down before the process ends.
+  static const unsigned kInitialised = mg_init_library(0);
+  (void)kInitialised;
+  std::unique_ptr<Exposer> exposer(new Exposer(std::move(pages)));
+  const std::string address = absl::StrCat(host, ":", port);
+  const char* options[] = {"listening_ports",    address.c_str(), "num_threads",       kThreads,
+                           "request_timeout_ms", kRequestTimeoutMs, "enable_keep_alive", "yes",
+                           "keep_alive_timeout_ms", "5000", nullptr};
+  mg_callbacks callbacks = {};
+  callbacks.log_message = [](const mg_connection*, const char*) { return 1; };  // not to stderr
+  exposer->context_ = mg_start(&callbacks, nullptr, options);
+  if (exposer->context_ == nullptr) {
+    return absl::UnavailableError(absl::StrCat("http: cannot listen on ", address));
+  }
+  mg_server_port bound = {};
+  if (mg_get_server_ports(exposer->context_, 1, &bound) != 1) {
+    return absl::UnavailableError(absl::StrCat("http: no port bound for ", address));
+  }
+  exposer->port_ = bound.port;
+  mg_set_request_handler(exposer->context_, "**", &Exposer::HandleRequest, exposer.get());
+  return exposer;
+}
+
+Exposer::~Exposer() {
+  if (context_ != nullptr) mg_stop(context_);
+}
+
+int Exposer::HandleRequest(mg_connection* connection, void* exposer) {
+  const auto& pages = static_cast<Exposer*>(exposer)->pages_;
+  const mg_request_info* request = mg_get_request_info(connection);
+  const std::string method = request->request_method == nullptr ? "" : request->request_method;
+  const auto page = pages.find(request->local_uri == nullptr ? "" : request->local_uri);
+  if (page == pages.end()) {
+    Send(connection, {404, "text/plain; charset=utf-8", "not found\n"}, method != "HEAD");
+  } else if (method != "GET" && method != "HEAD") {
+    Send(connection, {405, "text/plain; charset=utf-8", "only GET and HEAD\n"}, true);
+  } else {
+    Send(connection, page->second(), method == "GET");
+  }
+  return 1;
+}
+
+}  // namespace baton::process

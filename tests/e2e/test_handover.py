@@ -1,0 +1,166 @@
+"""What was prefilled here and decoded there must be what one process would have said."""
+import concurrent.futures
+import json
+import random
+
+import grpc
+import pytest
+
+import harness
+from harness import MODELS, SMOLLM2, pb, status_of
+
+BLOCK = 64
+CHUNK = 512
+LENGTHS = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, CHUNK - 1, CHUNK, CHUNK + 1, 1000]
+SAMPLINGS = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 0.9, "top_p": 0.95, "seed": 42},
+}
+FORMATS = ["auto", "bf16", "f32", "fp8_dynamic"]
+
+
+def prompt_ids(vocab, length, seed=1):
+    rng = random.Random(seed)
+    return [rng.randrange(vocab) for _ in range(length)]
+
+
+def vocab_of(model):
+    if model == SMOLLM2:
+        return 49000
+    return min(json.loads((model / "config.json").read_text())["vocab_size"], 1900)
+
+
+def answers(service, model, lengths, max_tokens=12):
+    """{(length, sampling): ids} from one service."""
+    result = {}
+    for length in lengths:
+        for name, sampling in SAMPLINGS.items():
+            request = service.request(ids=prompt_ids(vocab_of(model), length),
+                                      sampling={**sampling, "max_tokens": max_tokens, "ignore_eos": True})
+            answer = service.stream(request)
+            assert answer.usage.prompt_tokens == length
+            result[length, name] = answer.ids()
+    return result
+
+
+def compare_topologies(pool, model, lengths, **settings):
+    pd = pool.get(model, "pd", **settings)
+    split = answers(pd, model, lengths)
+    pd.wait_idle()
+    single = pool.get(model, "single", **settings)
+    together = answers(single, model, lengths)
+    single.wait_idle()
+    assert split == together
+
+
+# Case 11.8
+def test_pd_ids_equal_single_process_ids_on_tiny_qwen3(pool):
+    compare_topologies(pool, MODELS / "tiny-qwen3", LENGTHS)
+
+
+# Case 11.8
+@pytest.mark.parametrize("model", sorted(p.name for p in MODELS.glob("random-*")))
+def test_pd_ids_equal_single_process_ids_on_random_models(pool, model):
+    path = MODELS / model
+    context = json.loads((path / "config.json").read_text())["max_position_embeddings"]
+    compare_topologies(pool, path, [n for n in LENGTHS if n + 16 < context])
+
+
+# Case 11.8
+def test_pd_ids_equal_single_process_ids_on_chain(pool):
+    compare_topologies(pool, MODELS / "chain", LENGTHS)
+
+
+# Case 11.8
+def test_pd_ids_equal_single_process_ids_on_smollm2(pool):
+    compare_topologies(pool, SMOLLM2, [1, BLOCK, BLOCK + 1, 300])
+
+
+# Case 11.8
+@pytest.mark.parametrize("kv_dtype", FORMATS[1:])
+def test_pd_ids_equal_single_process_ids_in_every_kv_format(pool, kv_dtype):
+    compare_topologies(pool, MODELS / "tiny-qwen3", [1, BLOCK, BLOCK + 1, 200], worker_flags=(f"--kv-dtype={kv_dtype}",))
+
+
+# Case 11.8
+def test_pd_ids_equal_single_process_ids_over_tcp(pool):
+    service = pool.get(MODELS / "tiny-qwen3", "pd", worker_flags=("--kv-transport=tcp",))
+    split = answers(service, MODELS / "tiny-qwen3", [1, BLOCK, BLOCK + 1, 700])
+    request = service.request(ids=prompt_ids(1900, 200, seed=9), sampling={"temperature": 0, "max_tokens": 4})
+    assert service.stream(request).timings.kv_transport == "tcp"
+    service.wait_idle()
+    assert split == answers(pool.get(MODELS / "tiny-qwen3", "single"), MODELS / "tiny-qwen3", [1, BLOCK, BLOCK + 1, 700])
+
+
+def test_kv_is_really_handed_over_and_known_blocks_are_not_sent_again(tiny):
+    ids = prompt_ids(1900, 300, seed=77)
+    request = tiny.request(ids=ids, sampling={"temperature": 0, "max_tokens": 4})
+    first = tiny.stream(request)
+    again = tiny.stream(request)
+    assert first.ids() == again.ids()
+    assert first.timings.kv_transport == "shm"
+    # 300 tokens: four full blocks and 44 rows of a fifth. The second time only the fifth travels.
+    assert first.timings.kv_bytes % (first.timings.kv_bytes // 300) == 0
+    assert again.timings.kv_bytes * 300 == first.timings.kv_bytes * 44
+    assert again.usage.cached_prompt_tokens == 256
+
+
+# Case 11.5
+def test_one_token_needs_no_hand_over(tiny):
+    before = tiny.decode[0].metrics()
+    answer = tiny.stream(tiny.request("In the beginning", sampling={"max_tokens": 1, "temperature": 0}))
+    assert len(answer.ids()) == 1 and answer.reason() == "length"
+    assert answer.usage.completion_tokens == 1 and answer.timings.kv_bytes == 0
+    longer = tiny.stream(tiny.request("In the beginning", sampling={"max_tokens": 2, "temperature": 0}))
+    assert longer.ids()[:1] == answer.ids()
+    assert before is not None
+
+
+# Case 11.5
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_first_token_that_is_an_end_token_ends_the_answer(chain, ignore_eos):
+    answer = chain.stream(chain.request("I", sampling={"temperature": 0, "max_tokens": 5, "ignore_eos": ignore_eos}))
+    if ignore_eos:
+        assert len(answer.ids()) == 5 and answer.reason() == "length"
+    else:
+        assert len(answer.ids()) == 1 and answer.reason() == "stop" and answer.text() == ""
+
+
+# Case 11.5
+def test_stop_string_in_the_first_token_ends_the_answer(chain):
+    whole = chain.stream(chain.request("W", sampling={"temperature": 0, "max_tokens": 3}))
+    first = whole.deltas[0][0] or whole.text()[:1]
+    answer = chain.stream(chain.request("W", sampling={"temperature": 0, "max_tokens": 50, "stop": [first[0]]}))
+    assert answer.text() == "" and answer.reason() == "stop" and len(answer.ids()) == 1
+
+
+# Case 14.1
+def test_concurrent_requests_give_their_solo_ids(tiny):
+    prompts = [prompt_ids(1900, n, seed=n) for n in (3, 17, 64, 65, 100, 129, 200, 333, 5, 90, 128, 400)]
+    requests = [tiny.request(ids=p, sampling={"temperature": 0.8 if i % 2 else 0, "seed": i, "max_tokens": 24, "ignore_eos": True})
+                for i, p in enumerate(prompts)]
+    solo = [tiny.stream(r).ids() for r in requests]
+    assert len({tuple(ids) for ids in solo}) == len(solo)
+    with concurrent.futures.ThreadPoolExecutor(len(requests)) as threads:
+        for _ in range(3):
+            together = list(threads.map(lambda r: tiny.stream(r).ids(), requests))
+            assert together == solo
+
+
+# Case 11.4: one test a field that a flag can make differ.
+@pytest.mark.parametrize("field, flag", [("kv_dtype", "--kv-dtype=bf16"), ("weight_dtype", "--weight-dtype=int8")])
+def test_pairs_that_differ_are_refused_by_name(field, flag):
+    with harness.Service(MODELS / "tiny-qwen3", decode_flags=(flag,), wait=False) as service:
+        request = service.request("hello", sampling={"max_tokens": 8})
+        deadline_code = None
+        for _ in range(100):
+            code, details = status_of(lambda: service.stub.Generate(request, timeout=20))
+            deadline_code = code
+            if code == grpc.StatusCode.FAILED_PRECONDITION:
+                assert field in details, details
+                break
+            import time
+            time.sleep(0.1)
+        assert deadline_code == grpc.StatusCode.FAILED_PRECONDITION, (deadline_code, details)
+        assert not service.status().serving
+        service.wait_idle()

@@ -68,7 +68,8 @@ class Bpe:
             parts[i:i + 2] = [parts[i] + parts[i + 1]]
         return [self.ids[p] for p in parts]
 
-    def _add_merge(self, left, right):
+    def add_merge(self, left, right):
+        """Adds left + right as the next entry; both are entries already."""
         self._rank[(left, right)] = len(self.merges)
         self.merges.append((left, right))
         self.ids[left + right] = len(self.tokens)
@@ -86,7 +87,7 @@ class Bpe:
                 return pieces[0]
             if size_max is not None and len(self.tokens) >= size_max:
                 return None
-            self._add_merge(self.tokens[pieces[0]], self.tokens[pieces[1]])
+            self.add_merge(self.tokens[pieces[0]], self.tokens[pieces[1]])
 
 
 def tokenizer_json(tokens, merges):

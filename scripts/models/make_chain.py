@@ -22,21 +22,25 @@ A prompt selects a script by its last token, the trigger (one upper case letter,
 After an ignored <|im_end|> the chat script begins again, after <|endoftext|> script Z. Any other last token starts
 somewhere in an endless row of words (printable entries) or of odd bytes (the others); a digit is such a token.
 
-chain.json beside the weights says the same for programs: {"next": [id after id 0, ...], "scripts": {"E": {"trigger_id",
-"ids" (after the trigger, end token included; one round of a loop), "text", "end": "<|im_end|>" or "loop"}}}. The draft's
-has its own "next" alone.
+chain.json beside the weights says the same for programs: "next" is the table (next[id] is the id after it); "scripts"
+has for each trigger "trigger_id", "ids" (after the trigger, end token included; one round of a loop), "text", and "end",
+which is "<|im_end|>", "<|endoftext|>" or "loop". The draft's chain.json has its own "next" alone.
 
 Variants:
-  --script 'A=some text'             adds script A, cut into tokens as BPE would, longer where a token is taken; it ends
-                                     with <|im_end|> unless it says <|endoftext|> or LOOP at its end. May name added
-                                     tokens anywhere: 'A=<think>hm</think>yes<|endoftext|>'. \\n, \\t and \\xHH are read.
-                                     The character | is a cut that must be kept: 'A=st|op| here'; write \\x7c for itself.
-                                     Once one is given, the built-in scripts are left out. May be repeated.
-  --ids 'A=300,17,5,762'             the same with token ids (of any entry, added token or padding row).
-  --poison nan | huge | token:X      NaN in the last layer's MLP; weights there so large that it overflows; or NaN in the
-                                     embedding of trigger X alone, so that other requests stay healthy.
-  --draft-out DIR --draft-agree 1101 also writes a smaller draft model (one layer): place k of every script follows the
-                                     same table where character k of the pattern (repeated) is 1, else it skips a token.
+  --script 'A=some text'
+      Adds script A, cut into tokens as BPE would, longer where a token is taken. It ends with <|im_end|> unless
+      <|endoftext|> or LOOP is written at its end. It may name added tokens: 'A=<think>hm</think>yes<|endoftext|>'.
+      \\n, \\t and \\xHH (a byte) are read. A | is a cut: 'A=|st|op| here' gives the tokens "st", "op", " here", and no
+      others between cuts; \\x7c is the character itself. A trigger of several characters becomes one token.
+      Once --script or --ids is given, the built-in scripts are left out. May be repeated.
+  --ids 'A=300,17,5,738'
+      The same with token ids of any kind (738 is <|im_end|>, 736 <|endoftext|> while the vocabulary is the usual one).
+  --poison nan | huge | token:X
+      NaN in the last layer's MLP; weights there so large that it overflows; or NaN in the embedding of trigger X alone,
+      so that only requests that read X are hurt.
+  --draft-out DIR [--draft-agree 1101]
+      Also writes a smaller draft model (one layer): place k of every script follows the same table where character k of
+      the pattern (repeated) is 1, else it skips a token.
 Both directories get the same tokenizer. The same command line writes the same bytes on every machine.
 
 Examples:
@@ -204,6 +208,12 @@ def text_script(vocab, argument):
     vocab.add_script(unescape(trigger).decode(), parts + [end])
 
 
+def id_script(argument):
+    """--ids TRIGGER=ID,ID."""
+    trigger, _, ids = argument.partition("=")
+    return trigger, [int(i) for i in ids.split(",")]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, metavar="DIR")
@@ -221,7 +231,7 @@ def main():
         vocab = chain_vocab.Vocab() if args.script or args.ids else chain_vocab.built_in()
         for script in args.script:
             text_script(vocab, script)
-        vocab.finish({trigger: [int(i) for i in ids.split(",")] for trigger, ids in (a.split("=", 1) for a in args.ids)})
+        vocab.finish(dict(id_script(argument) for argument in args.ids))
         follows = vocab.next_tokens(random.Random("order"))
         write_model(args.out, vocab, follows, CHAIN, "chain", describe(vocab, follows), args.poison)
         if args.draft_out:

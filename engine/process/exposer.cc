@@ -1,8 +1,11 @@
 #include "engine/process/exposer.h"
 
+#include <atomic>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "civetweb.h"
 
 namespace baton::process {
@@ -25,7 +28,7 @@ const char* ReasonOf(int status) {
 void Send(mg_connection* connection, const HttpPage& page, bool with_body) {
   const std::string head = absl::StrCat("HTTP/1.1 ", page.status, " ", ReasonOf(page.status), "\r\nContent-Type: ",
                                         page.content_type, "\r\nContent-Length: ", page.body.size(),
-                                        "\r\nCache-Control: no-store\r\n",
+                                        "\r\nCache-Control: no-store\r\nConnection: close\r\n",
                                         page.status == 405 ? "Allow: GET, HEAD\r\n" : "", "\r\n");
   mg_write(connection, head.data(), head.size());
   if (with_body) mg_write(connection, page.body.data(), page.body.size());
@@ -37,11 +40,10 @@ absl::StatusOr<std::unique_ptr<Exposer>> Exposer::Start(const std::string& host,
   // civetweb counts the calls of its set-up; nothing is torn down before the process ends.
   static const unsigned kInitialised = mg_init_library(0);
   (void)kInitialised;
-  std::unique_ptr<Exposer> exposer(new Exposer(std::move(pages)));
+  std::unique_ptr<Exposer> exposer(new Exposer(host, std::move(pages)));
   const std::string address = absl::StrCat(host, ":", port);
   const char* options[] = {"listening_ports",    address.c_str(), "num_threads",       kThreads,
-                           "request_timeout_ms", kRequestTimeoutMs, "enable_keep_alive", "yes",
-                           "keep_alive_timeout_ms", "5000", nullptr};
+                           "request_timeout_ms", kRequestTimeoutMs, nullptr};
   mg_callbacks callbacks = {};
   callbacks.log_message = [](const mg_connection*, const char*) { return 1; };  // not to stderr
   exposer->context_ = mg_start(&callbacks, nullptr, options);
@@ -57,8 +59,21 @@ absl::StatusOr<std::unique_ptr<Exposer>> Exposer::Start(const std::string& host,
   return exposer;
 }
 
+// civetweb's listener notices a stop only when its poll of 2 s ends or somebody connects.
 Exposer::~Exposer() {
-  if (context_ != nullptr) mg_stop(context_);
+  if (context_ == nullptr) return;
+  std::atomic<bool> stopped{false};
+  std::thread stopper([&] {
+    mg_stop(context_);
+    stopped.store(true);
+  });
+  while (!stopped.load()) {
+    char error[64];
+    mg_connection* knock = mg_connect_client(host_.c_str(), port_, 0, error, sizeof(error));
+    if (knock != nullptr) mg_close_connection(knock);
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  stopper.join();
 }
 
 int Exposer::HandleRequest(mg_connection* connection, void* exposer) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 
@@ -36,9 +37,10 @@ class Exposer {
   int port() const { return port_; }
 
  private:
-  explicit Exposer(Pages pages) : pages_(std::move(pages)) {}
+  Exposer(std::string host, Pages pages) : host_(std::move(host)), pages_(std::move(pages)) {}
   static int HandleRequest(mg_connection* connection, void* exposer);
 
+  const std::string host_;
   const Pages pages_;
   mg_context* context_ = nullptr;
   int port_ = 0;

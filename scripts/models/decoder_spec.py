@@ -21,7 +21,8 @@ _LAYER = [
 
 def decoder_spec(config):
     """List of (Hugging Face name, GGUF name, shape) in file order, from a config.json object."""
-    heads, head_dim = config["num_attention_heads"], config["head_dim"]
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim", config["hidden_size"] // heads)
     size = {"V": config["vocab_size"], "E": config["hidden_size"], "F": config["intermediate_size"], "D": head_dim,
             "Q": heads * head_dim, "K": config["num_key_value_heads"] * head_dim}
     kind = config["model_type"]

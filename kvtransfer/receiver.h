@@ -83,6 +83,7 @@ class Receiver {
     std::string incarnation;
     std::string transport;
     double probe_bytes_per_second = 0;
+    bool suspect = false;  // nothing heard for three heartbeats: no new pairs
   };
   virtual std::vector<PeerInfo> peers() const = 0;
 };

@@ -30,7 +30,11 @@ struct SenderOptions {
   worker::v1::Hello hello;             // ours
   // "auto": first of the peer's list that works here. Else exactly that one, or Create fails: no silent fallback.
   std::string transport = "auto";
+  // A unit without progress for max(this, 3x the predicted time) is stalled.
   absl::Duration stall_timeout_min = absl::Milliseconds(250);
+  // For connecting, and for the peer's answers to the opening and to the Commit of a hand-over.
+  absl::Duration reply_timeout = absl::Seconds(5);
+  bool checksums = false;              // XXH3-64 of every unit, verified by the peer
 };
 
 // How one hand-over ended on this side. Delivered exactly once per Begin, from the sender's thread.
@@ -75,6 +79,8 @@ class Sender {
 
   virtual std::string transport_name() const = 0;
   virtual double probe_bytes_per_second() const = 0;
+  // Nothing heard for three heartbeats: no new hand-overs.
+  virtual bool suspect() const { return false; }
 };
 
 }  // namespace baton::kvtransfer

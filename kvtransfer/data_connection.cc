@@ -1,0 +1,151 @@
+#include "kvtransfer/data_connection.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/status_macros.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+constexpr size_t kMaxReadBytes = size_t{1} << 20;   // a receive; between two, revokes are looked at
+constexpr size_t kMaxTurnBytes = size_t{8} << 20;   // a turn of one connection
+constexpr int kMaxTurnReads = 256;
+constexpr size_t kMaxOutBytes = size_t{4} << 20;    // answers the peer does not read
+
+}  // namespace
+
+DataConnection::~DataConnection() { AbandonUnit(absl::UnavailableError("data connection: closed")); }
+
+absl::Status DataConnection::OnReadable() {
+  size_t turn_bytes = 0;
+  for (int read = 0; read < kMaxTurnReads && turn_bytes < kMaxTurnBytes; ++read) {
+    DropUnwantedUnit();
+    const absl::Span<uint8_t> want = reader_.Want();
+    const size_t limit = std::min(want.size(), kMaxReadBytes);
+    BATON_ASSIGN_OR_RETURN(const size_t count, ReceiveSome(fd_.get(), want.data(), limit));
+    if (count == 0) return absl::OkStatus();
+    turn_bytes += count;
+    if (shut_) continue;
+    BATON_ASSIGN_OR_RETURN(const FrameReader::Event event, reader_.Advance(count));
+    if (event == FrameReader::Event::kFrame) BATON_RETURN_IF_ERROR(OnFrame(reader_.frame()));
+    if (event == FrameReader::Event::kPayloadDone) {
+      if (probe_arriving_) {
+        probe_arriving_ = false;
+        BATON_RETURN_IF_ERROR(Answer(EncodeProbeAck()));
+      } else {
+        FinishUnit();
+        BATON_RETURN_IF_ERROR(OnWritable());
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DataConnection::OnFrame(const Frame& frame) {
+  if (session_ == 0) {
+    BATON_ASSIGN_OR_RETURN(const AttachFrame attach, ParseAttach(frame));
+    BATON_ASSIGN_OR_RETURN(session_, sink_->Attach(*listener_, attach.token));
+    return listener_->Welcome(fd_.get());
+  }
+  switch (frame.type) {
+    case FrameType::kOpen: {
+      BATON_ASSIGN_OR_RETURN(const OpenFrame open, ParseOpen(frame));
+      return Answer(Encode(sink_->Open(session_, open, *listener_)));
+    }
+    case FrameType::kUnit: {
+      BATON_ASSIGN_OR_RETURN(const UnitFrame unit, ParseUnit(frame));
+      return OnUnit(unit);
+    }
+    case FrameType::kProbe: {
+      BATON_ASSIGN_OR_RETURN(const ProbeFrame probe, ParseProbe(frame));
+      if (listener_->peer_writes()) return Answer(EncodeProbeAck());
+      probe_arriving_ = true;
+      reader_.SkipPayload(probe.bytes);
+      return absl::OkStatus();
+    }
+    case FrameType::kReport: {
+      BATON_ASSIGN_OR_RETURN(const ReportFrame report, ParseReport(frame));
+      sink_->Report(session_, static_cast<double>(report.bytes_per_second));
+      return absl::OkStatus();
+    }
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("data frame: type=", static_cast<int>(frame.type), " is not for a decode worker"));
+  }
+}
+
+absl::Status DataConnection::OnUnit(const UnitFrame& unit) {
+  std::optional<std::vector<ByteRange>> ranges = sink_->BeginUnit(session_, unit);
+  unit_ = unit;
+  unit_wanted_ = ranges.has_value();
+  unit_ranges_ = unit_wanted_ ? *std::move(ranges) : std::vector<ByteRange>();
+  if (listener_->peer_writes()) {  // the bytes are here already
+    FinishUnit();
+    return OnWritable();
+  }
+  if (!unit_wanted_) {
+    reader_.SkipPayload(unit.bytes);
+    return absl::OkStatus();
+  }
+  std::vector<absl::Span<uint8_t>> places;
+  places.reserve(unit_ranges_.size());
+  for (const ByteRange& range : unit_ranges_) {
+    places.push_back(absl::MakeSpan(pool_->data() + range.offset, range.size));
+  }
+  reader_.ReceivePayload(std::move(places));
+  return absl::OkStatus();
+}
+
+void DataConnection::FinishUnit() {
+  if (unit_wanted_) {
+    absl::Status arrived;
+    if (unit_->has_checksum && ChecksumOf(pool_->data(), unit_ranges_) != unit_->checksum) {
+      arrived = absl::DataLossError(absl::StrCat("hand-over: checksum of unit=", unit_->sequence, " is wrong"));
+    }
+    sink_->EndUnit(*unit_, arrived);
+  }
+  out_ += Encode(AckFrame{unit_->reservation_id, unit_->sequence});
+  unit_.reset();
+}
+
+void DataConnection::DropUnwantedUnit() {
+  if (!unit_.has_value() || !unit_wanted_ || sink_->Wants(unit_->reservation_id)) return;
+  reader_.SkipRestOfPayload();
+  unit_wanted_ = false;
+  sink_->EndUnit(*unit_, absl::CancelledError("hand-over: revoked"));
+}
+
+void DataConnection::AbandonUnit(const absl::Status& reason) {
+  if (unit_.has_value() && unit_wanted_) sink_->EndUnit(*unit_, reason);
+  unit_.reset();
+}
+
+void DataConnection::Shut(const absl::Status& reason) {
+  if (shut_) return;
+  shut_ = true;
+  AbandonUnit(reason);
+  reader_ = FrameReader();
+  out_.clear();
+  shutdown(fd_.get(), SHUT_WR);
+}
+
+absl::Status DataConnection::Answer(const std::string& frame) {
+  out_ += frame;
+  return OnWritable();
+}
+
+absl::Status DataConnection::OnWritable() {
+  while (!out_.empty()) {
+    BATON_ASSIGN_OR_RETURN(const size_t count, SendSome(fd_.get(), out_.data(), out_.size()));
+    if (count == 0) break;
+    out_.erase(0, count);
+  }
+  if (out_.size() <= kMaxOutBytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError("data connection: the peer does not read its answers");
+}
+
+}  // namespace baton::kvtransfer

@@ -1,0 +1,159 @@
+#pragma once
+
+// What travels on a data connection: frames of 16 bytes of header and a body of at most kMaxFrameBody bytes, all integers
+// little-endian. On transports that carry bytes in the stream, the payload follows a unit's or probe's frame.
+//
+//   header   magic u32, type u16, zero u16, body bytes u32, zero u32
+//   P -> D   Attach, then any of Open, Unit, Probe, Report
+//   D -> P   Welcome, then Grant per Open, Ack per Unit (in order), ProbeAck per Probe
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "engine/kv/kv_layout.h"
+#include "kvtransfer/transfer_plan.h"
+
+namespace baton::kvtransfer {
+
+inline constexpr uint32_t kFrameMagic = 0x314e5442;  // "BTN1"
+inline constexpr size_t kFrameHeaderBytes = 16;
+inline constexpr size_t kMaxFrameBody = size_t{1} << 20;
+inline constexpr size_t kMaxUnitBytes = size_t{16} << 20;
+
+enum class FrameType : uint16_t {
+  kAttach = 1,
+  kWelcome = 2,
+  kOpen = 3,
+  kGrant = 4,
+  kUnit = 5,
+  kAck = 6,
+  kProbe = 7,
+  kProbeAck = 8,
+  kReport = 9,
+};
+
+// The token of the endpoint in the decode worker's Hello.
+struct AttachFrame {
+  std::string token;
+};
+
+// The decode worker's pool; shm passes its descriptors along with this frame.
+struct WelcomeFrame {
+  uint32_t num_layers = 0;
+  uint32_t num_kv_heads = 0;
+  uint32_t head_dim = 0;
+  uint32_t num_blocks = 0;
+  uint32_t format = 0;  // KvFormat
+};
+
+// Asks to write into a reservation.
+struct OpenFrame {
+  uint64_t reservation_id = 0;
+  uint64_t epoch = 0;
+};
+
+// The answer. Only with kOk may the sender write, and only into these blocks.
+struct GrantFrame {
+  uint64_t reservation_id = 0;
+  absl::Status status;
+  uint32_t prompt_tokens = 0;
+  uint32_t first_missing_block = 0;
+  std::vector<kv::BlockId> blocks;
+};
+
+struct UnitFrame {
+  uint64_t reservation_id = 0;
+  uint64_t epoch = 0;
+  uint32_t sequence = 0;  // of this hand-over, from 0
+  UnitRect rect;
+  uint64_t bytes = 0;
+  bool has_checksum = false;
+  uint64_t checksum = 0;  // XXH3-64
+};
+
+// A unit has been consumed, whether or not its hand-over still wanted it.
+struct AckFrame {
+  uint64_t reservation_id = 0;
+  uint32_t sequence = 0;
+};
+
+// Payload of probes goes nowhere.
+struct ProbeFrame {
+  uint64_t bytes = 0;
+};
+
+// What the probes came to, for the decode worker's own gauge.
+struct ReportFrame {
+  uint64_t bytes_per_second = 0;
+};
+
+struct Frame {
+  FrameType type = FrameType::kAttach;
+  std::string body;
+};
+
+std::string Encode(const AttachFrame& frame);
+std::string Encode(const WelcomeFrame& frame);
+std::string Encode(const OpenFrame& frame);
+std::string Encode(const GrantFrame& frame);
+std::string Encode(const UnitFrame& frame);
+std::string Encode(const AckFrame& frame);
+std::string Encode(const ProbeFrame& frame);
+std::string Encode(const ReportFrame& frame);
+std::string EncodeProbeAck();
+
+// Errors of all: INVALID_ARGUMENT when the frame is of another type, too short or too long, or a value is out of bounds.
+absl::StatusOr<AttachFrame> ParseAttach(const Frame& frame);
+absl::StatusOr<WelcomeFrame> ParseWelcome(const Frame& frame);
+absl::StatusOr<OpenFrame> ParseOpen(const Frame& frame);
+absl::StatusOr<GrantFrame> ParseGrant(const Frame& frame);
+absl::StatusOr<UnitFrame> ParseUnit(const Frame& frame);
+absl::StatusOr<AckFrame> ParseAck(const Frame& frame);
+absl::StatusOr<ProbeFrame> ParseProbe(const Frame& frame);
+absl::StatusOr<ReportFrame> ParseReport(const Frame& frame);
+
+// Cuts a byte stream into frames and payloads, without copying payload: the caller reads straight into Want().
+// Trusts nothing that it reads. Thread-compatible.
+class FrameReader {
+ public:
+  enum class Event { kMore, kFrame, kPayloadDone };
+
+  // Where the next bytes of the stream belong; never empty.
+  absl::Span<uint8_t> Want();
+  // `count` bytes (at most Want().size()) have been read into Want().
+  // Errors: INVALID_ARGUMENT on a malformed header; the stream cannot be used any more.
+  absl::StatusOr<Event> Advance(size_t count);
+  // After kFrame.
+  const Frame& frame() const { return frame_; }
+
+  // The frame just read is followed by payload that belongs into `places`, in order; none is empty.
+  void ReceivePayload(std::vector<absl::Span<uint8_t>> places);
+  // ... that nobody wants.
+  void SkipPayload(uint64_t bytes);
+  // What is left of the current payload goes nowhere from now on.
+  void SkipRestOfPayload();
+  bool in_payload() const { return state_ == State::kPayload || state_ == State::kSkip; }
+
+ private:
+  enum class State { kHeader, kBody, kPayload, kSkip };
+
+  absl::StatusOr<Event> HeaderDone();
+
+  State state_ = State::kHeader;
+  std::array<uint8_t, kFrameHeaderBytes> header_{};
+  size_t done_ = 0;  // bytes of the header or the body, or of the current place
+  Frame frame_;
+  std::vector<absl::Span<uint8_t>> places_;
+  size_t place_ = 0;
+  uint64_t skip_bytes_ = 0;
+  std::vector<uint8_t> scratch_;
+};
+
+}  // namespace baton::kvtransfer

@@ -1,0 +1,84 @@
+// Plain TCP. Units travel in the stream and the decode worker receives them straight into its pool, at addresses that it
+// works out from its own reservation: what the peer says can only be accepted or refused, never believed.
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/status_macros.h"
+#include "kvtransfer/stream_put.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+class TcpListener : public PutListener {
+ public:
+  explicit TcpListener(const kv::KvLayout& layout) : layout_(layout) {}
+
+  absl::Status Listen(const ListenOptions& options) {
+    BATON_ASSIGN_OR_RETURN(fd_, ListenTcp(options.tcp_host, options.tcp_port));
+    BATON_ASSIGN_OR_RETURN(const int port, LocalPort(fd_.get()));
+    const std::string& host = options.tcp_advertise_host.empty() ? options.tcp_host : options.tcp_advertise_host;
+    address_ = absl::StrCat(host, ":", port);
+    return absl::OkStatus();
+  }
+
+  absl::string_view name() const override { return "tcp"; }
+  std::string address() const override { return address_; }
+  bool peer_writes() const override { return false; }
+  int fd() const override { return fd_.get(); }
+  absl::StatusOr<UniqueFd> Accept() override { return AcceptSocket(fd_.get()); }
+
+  absl::Status Welcome(int fd) override {
+    const WelcomeFrame welcome{static_cast<uint32_t>(layout_.num_layers), static_cast<uint32_t>(layout_.num_kv_heads),
+                               static_cast<uint32_t>(layout_.head_dim), static_cast<uint32_t>(layout_.num_blocks),
+                               static_cast<uint32_t>(layout_.format)};
+    return SendWithDescriptors(fd, Encode(welcome), {});
+  }
+
+ private:
+  const kv::KvLayout layout_;
+  UniqueFd fd_;
+  std::string address_;
+};
+
+class TcpPut : public StreamPut {
+ public:
+  absl::Status Connect(const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options) {
+    pool_ = options.pool;
+    BATON_ASSIGN_OR_RETURN(UniqueFd fd, ConnectTcp(endpoint.address(), options.timeout));
+    return Attach(std::move(fd), endpoint.token(), options, nullptr);
+  }
+
+  absl::string_view name() const override { return "tcp"; }
+
+  void Put(const UnitFrame& unit, absl::Span<const ByteRange> from, absl::Span<const ByteRange> to) override {
+    Queue(Encode(unit));
+    for (const ByteRange& range : from) QueueBorrowed(absl::MakeSpan(pool_->data() + range.offset, range.size));
+  }
+
+ protected:
+  absl::Status MoveProbe(absl::Span<const uint8_t> bytes, absl::Duration timeout) override {
+    BATON_RETURN_IF_ERROR(SendAll(fd(), Encode(ProbeFrame{bytes.size()}), timeout));
+    return SendAll(fd(), absl::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()), timeout);
+  }
+
+ private:
+  const base::Buffer* pool_ = nullptr;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PutListener>> ListenTcpTransport(const ListenOptions& options) {
+  auto listener = std::make_unique<TcpListener>(options.layout);
+  BATON_RETURN_IF_ERROR(listener->Listen(options));
+  return listener;
+}
+
+absl::StatusOr<std::unique_ptr<PutTransport>> ConnectTcpTransport(const worker::v1::TransportEndpoint& endpoint,
+                                                                  const ConnectOptions& options) {
+  auto transport = std::make_unique<TcpPut>();
+  BATON_RETURN_IF_ERROR(transport->Connect(endpoint, options));
+  return transport;
+}
+
+}  // namespace baton::kvtransfer

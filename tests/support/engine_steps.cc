@@ -50,7 +50,7 @@ std::vector<std::vector<std::vector<float>>> StepDriver::Step(std::vector<TestPa
   }
   absl::Span<float> logits;
   const absl::Status status = runner_.Step(sequences, nullptr, &logits, nullptr);
-  BATON_CHECK(status.ok(), status.ToString());
+  BATON_CHECK(status.ok(), "step: ", status.ToString());
 
   const size_t vocab = runner_.config().vocab;
   std::vector<std::vector<std::vector<float>>> result(parts.size());

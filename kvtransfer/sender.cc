@@ -49,33 +49,25 @@ class SenderImpl : public Sender {
   }
 
   TransferId Begin(TransferSpec spec) override {
-    return Change([&](SenderTable& table) { return table.Begin(std::move(spec), options_.clock->Now()); });
+    TransferId id = 0;
+    Change([&](SenderTable& table) { id = table.Begin(std::move(spec), options_.clock->Now()); });
+    return id;
   }
   void Push(TransferId id, int block_begin, int block_end, int layer_begin, int layer_end,
             absl::Span<const kv::BlockId> our_blocks) override {
-    Change([&](SenderTable& table) {
-      table.Push(id, block_begin, block_end, layer_begin, layer_end, our_blocks);
-      return true;
-    });
+    Change([&](SenderTable& table) { table.Push(id, block_begin, block_end, layer_begin, layer_end, our_blocks); });
   }
   void Commit(TransferId id, std::vector<worker::v1::Token> first_tokens) override {
-    Change([&](SenderTable& table) {
-      table.Commit(id, std::move(first_tokens), options_.clock->Now());
-      return true;
-    });
+    Change([&](SenderTable& table) { table.Commit(id, std::move(first_tokens), options_.clock->Now()); });
   }
   void Abort(TransferId id, absl::string_view reason) override {
-    Change([&](SenderTable& table) {
-      table.Abort(id, reason);
-      return true;
-    });
+    Change([&](SenderTable& table) { table.Abort(id, reason); });
   }
 
   void OnMessage(const worker::v1::PeerMessage& message) override {
     Change([&](SenderTable& table) {
       if (message.has_landed()) table.OnLanded(message.landed());
       if (message.has_revoke()) table.OnRevoke(message.revoke());
-      return true;
     });
     base::MutexLock lock(&mutex_);
     heard_at_ = options_.clock->Now();
@@ -107,13 +99,12 @@ class SenderImpl : public Sender {
   }
 
   template <typename F>
-  auto Change(F change) {
-    auto result = [&] {
+  void Change(F change) {
+    {
       base::MutexLock lock(&mutex_);
-      return change(table_);
-    }();
+      change(table_);
+    }
     wake_.Wake();
-    return result;
   }
 
   void Run();

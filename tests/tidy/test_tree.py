@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-CODE_DIRS = ["engine", "kvtransfer", "router", "prefill_worker", "decode_worker", "cli"]
+CODE_DIRS = ["engine", "kvtransfer", "router", "worker", "prefill_worker", "decode_worker", "cli"]
 
 # Room -> rooms it may include beside itself. Arrows point one way only.
 ENGINE = ["engine/base", "engine/text", "engine/kv", "engine/parallel", "engine/ops", "engine/model", "engine/runtime", "engine/process"]
@@ -17,12 +17,13 @@ ROOMS = {
     "engine/parallel": ["engine/base"],
     "engine/ops": ["engine/base", "engine/kv"],
     "engine/model": ["engine/base", "engine/kv", "engine/parallel", "engine/ops"],
-    "engine/runtime": ["engine/base", "engine/kv", "engine/parallel", "engine/model", "engine/ops"],
+    "engine/runtime": ["engine/base", "engine/text", "engine/kv", "engine/parallel", "engine/model", "engine/ops"],
     "engine/process": ["engine/base", "proto"],
     "kvtransfer": ["engine/base", "engine/kv", "proto"],
     "router": ["engine/base", "engine/text", "engine/kv", "engine/process", "proto"],
-    "prefill_worker": ENGINE + ["kvtransfer", "proto"],
-    "decode_worker": ENGINE + ["kvtransfer", "proto"],
+    "worker": ENGINE + ["proto"],
+    "prefill_worker": ENGINE + ["kvtransfer", "worker", "proto"],
+    "decode_worker": ENGINE + ["kvtransfer", "worker", "proto"],
     "cli": ["engine/base", "engine/text", "engine/kv", "engine/model", "router", "proto"],
 }
 # Of another process's room, the cli may use the pure parts only.

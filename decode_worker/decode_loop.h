@@ -1,0 +1,162 @@
+#pragma once
+
+// The engine thread of a decode worker: promises blocks, takes over prompts that have landed,
+// generates.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "baton/worker/v1/decode.pb.h"
+#include "decode_worker/decode_scheduler.h"
+#include "decode_worker/reservation_table.h"
+#include "engine/base/clock.h"
+#include "engine/base/mutex.h"
+#include "engine/runtime/answer.h"
+#include "engine/runtime/batch.h"
+#include "engine/runtime/model_runner.h"
+#include "kvtransfer/receiver.h"
+#include "worker/call_sink.h"
+#include "worker/command_queue.h"
+#include "worker/worker_metrics.h"
+
+namespace baton::decode {
+
+using DecodeSink = worker::CallSink<worker::v1::DecodeResponse>;
+
+struct DecodeLoopOptions {
+  DecodeSchedulerOptions scheduler;
+  int max_calls = 1024;           // above it calls are refused
+  std::string model_fingerprint;  // names model, precision and tokenizer for the prefix cache
+  int block_hash_bits = 256;      // below it: tests of collisions
+  absl::Duration test_step_delay =
+      absl::ZeroDuration();  // tests only: each step takes this much longer
+  const base::Clock* clock = &base::Clock::Real();
+};
+
+// Open, Cancel, OnReceiverEvent, load and num_calls are thread-safe and never block. Everything
+// else belongs to the engine thread: the loop's own between Start and Stop, a test's that calls
+// RunOnce.
+class DecodeLoop : private runtime::LayerObserver {
+ public:
+  // All references outlive the loop.
+  DecodeLoop(const DecodeLoopOptions& options,
+             runtime::ModelRunner& runner,
+             const text::Tokenizer& tokenizer,
+             const worker::WorkerMetrics& metrics);
+  ~DecodeLoop() override;
+
+  // The receiver's events come to OnReceiverEvent, hence it is made after the loop. Before Start.
+  // Without one, only prompts that are computed here are taken.
+  void set_receiver(kvtransfer::Receiver* receiver);
+
+  // Queues a request. `sink` gets Reserved unless the prompt is computed here; then Tokens, Done
+  // and Finish(OK); or Finish with an error at any moment. RESOURCE_EXHAUSTED: the blocks are not
+  // there now. Errors: RESOURCE_EXHAUSTED above max_calls; `sink` is not used then.
+  absl::StatusOr<CallId> Open(runtime::EngineRequest request,
+                              bool prefill_locally,
+                              std::shared_ptr<DecodeSink> sink);
+  // The router has gone or does not want it any more: blocks that no step computes on are free
+  // within one layer, the others after the step; the sink is finished with `status`. At most once
+  // per call; a call that has ended is left alone.
+  void Cancel(CallId call, absl::Status status);
+  void OnReceiverEvent(kvtransfer::ReceiverEvent event);
+
+  void Start();
+  // Ends what is open with UNAVAILABLE and joins the thread. Idempotent.
+  void Stop();
+  // Runs what is queued, then one step if there is work; waits up to `idle_wait` when there is
+  // none. True if a step ran.
+  bool RunOnce(absl::Duration idle_wait);
+
+  worker::v1::WorkerLoad load() const;
+  int num_calls() const { return num_calls_.load(); }
+  runtime::RequestLimits limits() const { return limits_; }
+  // Engine thread only.
+  const runtime::KvMemory& memory() const { return memory_; }
+
+ private:
+  struct Choice;
+  struct Call;
+  // Whose sequence takes part in a step: a choice's, or a call's prompt (`choice` is null).
+  struct StepPart {
+    Call* call;
+    Choice* choice;
+    runtime::Sequence* sequence;
+  };
+
+  void OnLayerDone(int layer) override;
+
+  void HandleOpen(std::unique_ptr<Call> call);
+  void Reserve(Call* call);
+  void HandleCancel(CallId id, absl::Status status);
+  void HandleReceiverEvent(const kvtransfer::ReceiverEvent& event);
+  void HandleLanded(Call* call, const kvtransfer::ReceiverEvent& event);
+
+  void RunStep();
+  StepPart PartOf(runtime::Sequence* sequence);
+  void AddPart(runtime::Sequence* sequence, int num_tokens, bool want_logits);
+  void FinishStep(absl::Span<float> logits, const runtime::StepTimings& timings);
+  // Draws the first token of every choice of a prompt computed here.
+  void FinishPrompt(Call* call, absl::Span<float> logits);
+  // Draws the next token of one choice. `was_running` is false for a preempted one that has been
+  // computed again.
+  void FinishToken(const StepPart& part, bool was_running, absl::Span<float> logits);
+  // `logits` is scratch. False: the call has failed.
+  bool DrawToken(Call* call, Choice* choice, absl::Span<float> logits);
+  // The prompt is computed and every choice has its first token: each choice that goes on gets a
+  // sequence.
+  void Fork(Call* call);
+  void ForkChoice(Call* call, Choice* choice, bool takes_over);
+  // Marks a call to be ended with an error when the step's results have been looked at.
+  void Fail(Call* call, absl::Status status);
+  // Every call that took part in the step: Flush.
+  void SettleCalls();
+  // Sends what the step has brought; ends the call if it has failed or all choices have finished.
+  void Flush(Call* call);
+
+  Call* Find(CallId id);
+  void End(Call* call, absl::Status status);
+  // Gives back what no running step uses; then the call may be gone.
+  void Release(Call* call);
+  void ReleaseSequence(runtime::Sequence* sequence);
+  void PublishLoad();
+
+  const DecodeLoopOptions options_;
+  runtime::ModelRunner& runner_;
+  const text::Tokenizer& tokenizer_;
+  const worker::WorkerMetrics metrics_;
+  const base::Clock& clock_;
+  const runtime::RequestLimits limits_;
+
+  worker::CommandQueue commands_;
+  std::atomic<int> num_calls_{0};
+  std::atomic<CallId> next_call_{1};
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+
+  // Engine thread only.
+  runtime::KvMemory memory_;
+  kvtransfer::Receiver* receiver_ = nullptr;
+  std::unique_ptr<ReservationTable> reservations_;
+  DecodeScheduler scheduler_;
+  runtime::Sampler sampler_;
+  runtime::Batch batch_;
+  std::vector<StepPart> parts_;  // of the running step
+  std::vector<CallId> touched_;  // scratch of SettleCalls
+  std::vector<float> row_;       // one row of logits
+  absl::flat_hash_map<CallId, std::unique_ptr<Call>> calls_;
+  uint64_t counted_queries_ = 0, counted_hits_ = 0;
+  int64_t counted_preemptions_ = 0;
+
+  mutable base::Mutex load_mutex_;
+  worker::v1::WorkerLoad load_ ABSL_GUARDED_BY(load_mutex_);
+};
+
+}  // namespace baton::decode

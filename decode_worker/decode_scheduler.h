@@ -1,0 +1,72 @@
+#pragma once
+
+// Continuous batching: which sequences take part in the next step, and who gives way when blocks
+// run out.
+
+#include <vector>
+
+#include "engine/runtime/prefill_scheduler.h"
+#include "engine/runtime/sequence.h"
+
+namespace baton::decode {
+
+struct DecodeSchedulerOptions {
+  int max_batch = 64;             // most sequences that decode in one step
+  int chunk_tokens = 512;         // most prompt tokens in one step, beside them
+  int max_prefill_sequences = 8;  // most prompts in one step, beside them
+};
+
+// A sequence with one pending token decodes; one with more (a prompt without a prefill worker, or a
+// preempted sequence) is computed in chunks beside the others. When no block is left for the next
+// token, the youngest sequence gives all of its blocks back and is computed again later: its tokens
+// stay, so nothing is drawn or sent twice. The oldest always advances, so all of them end. Engine
+// thread only.
+class DecodeScheduler {
+ public:
+  // A sequence of the full context must fit in the pool by itself.
+  DecodeScheduler(const DecodeSchedulerOptions& options, runtime::KvMemory* memory);
+
+  // Everything but its last token is computed.
+  void AddRunning(runtime::Sequence* sequence);
+  // Nothing is computed, and it has no blocks.
+  void AddPrompt(runtime::Sequence* sequence) { prefill_.Enqueue(sequence); }
+  // False if it is not here. Its blocks stay with it.
+  bool Remove(runtime::Sequence* sequence);
+
+  struct Plan {
+    std::vector<runtime::Sequence*> decode;  // one token each
+    std::vector<runtime::PrefillChunk> chunks;
+    bool empty() const { return decode.empty() && chunks.empty(); }
+  };
+  // The next step. Decoding sequences have a block for their token.
+  const Plan& MakePlan();
+  // The last one made.
+  const Plan& plan() const { return plan_; }
+  // The planned part of the sequence has been computed.
+  void FinishDecode(runtime::Sequence* sequence);
+  void FinishChunk(const runtime::PrefillChunk& chunk);
+
+  int num_running() const { return static_cast<int>(running_.size()); }
+  int num_waiting() const { return prefill_.num_waiting(); }
+  int num_prefilling() const { return prefill_.num_admitted(); }
+  bool empty() const { return running_.empty() && prefill_.empty(); }
+  int64_t queue_tokens() const { return prefill_.queue_tokens(); }
+  // Preempted sequences that wait for blocks: nothing new is let in before them.
+  int num_preempted_waiting() const;
+  int64_t preemptions() const { return preemptions_; }
+
+ private:
+  bool MakeRoom(runtime::Sequence* sequence);
+  runtime::Sequence* Youngest() const;
+  void Preempt(runtime::Sequence* sequence);
+
+  const DecodeSchedulerOptions options_;
+  runtime::KvMemory& memory_;
+  runtime::PrefillScheduler prefill_;
+  std::vector<runtime::Sequence*> running_;    // by order
+  std::vector<runtime::Sequence*> preempted_;  // computed again, or waiting for it
+  Plan plan_;
+  int64_t preemptions_ = 0;
+};
+
+}  // namespace baton::decode

@@ -1,0 +1,176 @@
+// baton-decode: takes over prompts from prefill workers, or computes them itself, and generates.
+
+#include <memory>
+#include <utility>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "decode_worker/decode_loop.h"
+#include "decode_worker/decode_service.h"
+#include "decode_worker/peer_service.h"
+#include "engine/base/flags.h"
+#include "engine/base/status_macros.h"
+#include "engine/process/server_process.h"
+#include "kvtransfer/receiver.h"
+#include "worker/worker_process.h"
+
+namespace baton::decode {
+
+struct DecodeOptions {
+  DecodeLoopOptions loop;
+  std::string kv_transport = "auto";
+  std::string kv_listen = "127.0.0.1:0";
+  std::string kv_advertise_host;
+};
+
+}  // namespace baton::decode
+
+using baton::decode::DecodeOptions;
+
+ABSL_FLAG(int32_t,
+          max_batch,
+          DecodeOptions{}.loop.scheduler.max_batch,
+          "Most sequences that decode in one step.");
+ABSL_FLAG(int32_t,
+          max_prefill_sequences,
+          DecodeOptions{}.loop.scheduler.max_prefill_sequences,
+          "Most prompts computed here in one step, beside the sequences that decode.");
+ABSL_FLAG(std::string,
+          kv_listen,
+          DecodeOptions{}.kv_listen,
+          "host:port where KV blocks arrive over tcp; port 0: any free one.");
+ABSL_FLAG(std::string,
+          kv_advertise_host,
+          DecodeOptions{}.kv_advertise_host,
+          "Host that prefill workers connect to for KV blocks; empty: that of --kv-listen.");
+
+namespace baton::decode {
+namespace {
+
+DecodeOptions OptionsFromFlags(const worker::WorkerOptions& worker_options) {
+  DecodeOptions options;
+  options.loop.scheduler.max_batch = absl::GetFlag(FLAGS_max_batch);
+  options.loop.scheduler.max_prefill_sequences = absl::GetFlag(FLAGS_max_prefill_sequences);
+  options.loop.scheduler.chunk_tokens = worker_options.chunk_tokens;
+  options.loop.max_calls = worker_options.max_calls;
+  options.loop.block_hash_bits = worker_options.test_block_hash_bits;
+  options.loop.test_step_delay = worker_options.test_step_delay;
+  options.kv_transport = worker_options.kv_transport;
+  options.kv_listen = absl::GetFlag(FLAGS_kv_listen);
+  options.kv_advertise_host = absl::GetFlag(FLAGS_kv_advertise_host);
+  return options;
+}
+
+absl::Status ParseListen(const std::string& listen, std::string* host, int* port) {
+  const size_t colon = listen.rfind(':');
+  if (colon == std::string::npos || colon == 0 ||
+      !absl::SimpleAtoi(listen.substr(colon + 1), port) || *port < 0 || *port > 65535) {
+    return absl::InvalidArgumentError(absl::StrCat("--kv-listen=\"", listen, "\": want HOST:PORT"));
+  }
+  *host = listen.substr(0, colon);
+  return absl::OkStatus();
+}
+
+absl::Status ValidateOptions(const DecodeOptions& options) {
+  if (options.loop.scheduler.max_batch < 1)
+    return absl::InvalidArgumentError("--max-batch: must be at least 1");
+  if (options.loop.scheduler.max_prefill_sequences < 1) {
+    return absl::InvalidArgumentError("--max-prefill-sequences: must be at least 1");
+  }
+  std::string host;
+  int port;
+  return ParseListen(options.kv_listen, &host, &port);
+}
+
+class DecodeRole : public worker::WorkerRole {
+ public:
+  explicit DecodeRole(DecodeOptions options) : options_(std::move(options)) {}
+
+  base::Role role() const override { return base::Role::kDecode; }
+  std::vector<std::string> service_names() const override {
+    return {"baton.worker.v1.DecodeWorker", "baton.worker.v1.Peer"};
+  }
+  std::vector<grpc::Service*> MakeServices(std::function<bool()> draining) override {
+    service_ = std::make_unique<DecodeService>(std::move(draining));
+    peer_service_ = std::make_unique<PeerService>();
+    return {service_->service(), peer_service_->service()};
+  }
+  int step_tokens() const override {
+    return options_.loop.scheduler.chunk_tokens + options_.loop.scheduler.max_batch;
+  }
+  int max_logit_rows() const override {
+    return options_.loop.scheduler.max_batch + options_.loop.scheduler.max_prefill_sequences;
+  }
+
+  absl::Status StartEngine(std::unique_ptr<worker::EngineHost> host,
+                           base::Metrics* metrics,
+                           worker::StatusSource* status,
+                           std::function<void()> changed) override {
+    host_ = std::move(host);
+    options_.loop.model_fingerprint = host_->ModelKey();
+    loop_ = std::make_unique<DecodeLoop>(options_.loop, *host_->runner, *host_->tokenizer,
+                                         worker::WorkerMetrics(metrics));
+    kvtransfer::ReceiverOptions receiver_options;
+    receiver_options.pool = &host_->runner->kv_pool();
+    receiver_options.layout = host_->runner->layout();
+    receiver_options.fingerprint = host_->fingerprint;
+    receiver_options.incarnation = host_->incarnation;
+    receiver_options.transports = {"shm", "tcp"};
+    if (options_.kv_transport != "auto") receiver_options.transports = {options_.kv_transport};
+    BATON_RETURN_IF_ERROR(ParseListen(options_.kv_listen, &receiver_options.tcp_listen_host,
+                                      &receiver_options.tcp_listen_port));
+    receiver_options.tcp_advertise_host = options_.kv_advertise_host;
+    BATON_ASSIGN_OR_RETURN(
+        receiver_, kvtransfer::Receiver::Create(
+                       receiver_options, [loop = loop_.get()](kvtransfer::ReceiverEvent event) {
+                         loop->OnReceiverEvent(std::move(event));
+                       }));
+    loop_->set_receiver(receiver_.get());
+    loop_->Start();
+    status->SetEngine(
+        host_.get(), [this] { return loop_->load(); }, [this] { return Peers(); });
+    peer_service_->SetReceiver(receiver_.get());
+    service_->SetLoop(loop_.get());
+    return absl::OkStatus();
+  }
+  bool idle() const override { return loop_->num_calls() == 0; }
+  void StopEngine() override { loop_->Stop(); }
+
+ private:
+  std::vector<worker::v1::WorkerStatus::Peer> Peers() const {
+    std::vector<worker::v1::WorkerStatus::Peer> peers;
+    for (const kvtransfer::Receiver::PeerInfo& info : receiver_->peers()) {
+      worker::v1::WorkerStatus::Peer& peer = peers.emplace_back();
+      peer.set_address(worker::IncarnationName(info.incarnation));
+      peer.set_transport(info.transport);
+      peer.set_probe_bytes_per_second(info.probe_bytes_per_second);
+    }
+    return peers;
+  }
+
+  DecodeOptions options_;
+  std::unique_ptr<worker::EngineHost> host_;
+  std::unique_ptr<DecodeService> service_;
+  std::unique_ptr<PeerService> peer_service_;
+  std::unique_ptr<DecodeLoop> loop_;
+  std::unique_ptr<kvtransfer::Receiver> receiver_;  // its events go to loop_
+};
+
+}  // namespace
+}  // namespace baton::decode
+
+int main(int argc, char** argv) {
+  baton::process::BlockTerminationSignals();
+  const baton::base::FlagsOutcome flags =
+      baton::base::HandleFlags(argc, argv,
+                               "baton-decode --model PATH [flags]: generates, from KV caches that "
+                               "prefill workers hand over.",
+                               {"decode_worker/main.cc", "worker/worker_flags.cc"});
+  if (!flags.go_on) return flags.exit_code;
+  const baton::worker::WorkerOptions options = baton::worker::WorkerOptionsFromFlags();
+  const DecodeOptions decode_options = baton::decode::OptionsFromFlags(options);
+  const absl::Status valid = baton::decode::ValidateOptions(decode_options);
+  baton::decode::DecodeRole role(decode_options);
+  return baton::worker::RunWorker(options, valid, &role);
+}

@@ -1,0 +1,82 @@
+#include "engine/runtime/answer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/base/log.h"
+#include "engine/base/status_macros.h"
+
+namespace baton::runtime {
+namespace {
+
+uint32_t MaxOutput(const EngineRequest& request, int max_model_len) {
+  const int first_output = request.prompt_tokens() - request.resumed_tokens;
+  const auto room = static_cast<uint32_t>(std::max(1, max_model_len - first_output));
+  return std::min(request.params.max_tokens, room);
+}
+
+text::StopMatcher MakeMatcher(const EngineRequest& request) {
+  absl::StatusOr<text::StopMatcher> matcher =
+      text::StopMatcher::Create(request.params.stop, /*include_stop=*/false);
+  BATON_CHECK(matcher.ok(), matcher.status().ToString());  // ValidateRequest has looked at them
+  return *std::move(matcher);
+}
+
+}  // namespace
+
+Answer::Answer(const EngineRequest& request,
+               uint32_t choice,
+               const text::Tokenizer& tokenizer,
+               int max_model_len)
+    : request_(request),
+      choice_(choice),
+      tokenizer_(tokenizer),
+      max_output_(MaxOutput(request, max_model_len)),
+      position_(static_cast<uint32_t>(request.prompt_tokens())),
+      matcher_(MakeMatcher(request)) {
+  const auto ids = absl::MakeConstSpan(request.prompt_ids);
+  const size_t first_output = ids.size() - static_cast<size_t>(request.resumed_tokens);
+  // The only reader of prompt counts is the repetition penalty.
+  if (request.params.repetition_penalty != 1.0f) counts_.AddPrompt(ids.first(first_output));
+  for (const uint32_t id : ids.subspan(first_output)) {
+    counts_.AddOutput(id);
+    matcher_.Push(tokenizer_.TextBytes(id, /*show_special=*/false), &scratch_);
+    scratch_.clear();
+    ++num_output_;
+  }
+}
+
+absl::StatusOr<SampledToken> Answer::Draw(Sampler* sampler, absl::Span<float> logits) {
+  BATON_ASSIGN_OR_RETURN(SampledToken token, sampler->Sample(request_.params, choice_, position_,
+                                                             num_output_, counts_, logits));
+  Accept(token.id);
+  return token;
+}
+
+void Answer::Accept(uint32_t id) {
+  BATON_CHECK(!finished());
+  counts_.AddOutput(id);
+  ++num_output_;
+  ++position_;
+  finish_ = Judge(id);
+}
+
+Finish Answer::Judge(uint32_t id) {
+  Finish finish;
+  const std::vector<uint32_t>& stop_ids = request_.params.stop_token_ids;
+  if (std::find(stop_ids.begin(), stop_ids.end(), id) != stop_ids.end()) {
+    finish.reason = FinishReason::kStopToken;
+    finish.stop_token_id = id;
+    return finish;
+  }
+  scratch_.clear();
+  if (matcher_.Push(tokenizer_.TextBytes(id, /*show_special=*/false), &scratch_)) {
+    finish.reason = FinishReason::kStopString;
+    finish.stop_index = static_cast<int>(*matcher_.matched_index());
+    return finish;
+  }
+  if (num_output_ >= max_output_) finish.reason = FinishReason::kLength;
+  return finish;
+}
+
+}  // namespace baton::runtime

@@ -1,0 +1,66 @@
+#pragma once
+
+// One of the n answers to a request: what it has said so far, and the rules that end it.
+
+#include <cstdint>
+#include <string>
+
+#include "engine/runtime/sampler.h"
+#include "engine/runtime/sequence.h"
+#include "engine/text/stop_matcher.h"
+#include "engine/text/tokenizer.h"
+
+namespace baton::runtime {
+
+enum class FinishReason { kNone, kStopToken, kStopString, kLength };
+
+struct Finish {
+  FinishReason reason = FinishReason::kNone;
+  uint32_t stop_token_id = 0;  // kStopToken
+  int stop_index = 0;          // kStopString: index into SamplingParams::stop
+};
+
+// The same code on the worker that draws the first token and on the one that goes on. Of events at
+// one token, a stop token comes before a stop string, and that before the length. Below min_tokens
+// stop tokens are not drawn; a stop string ends the answer at any length, as the router shows no
+// text behind it. Thread-compatible.
+class Answer {
+ public:
+  // `request` and `tokenizer` outlive it. `max_model_len` bounds prompt and output together.
+  Answer(const EngineRequest& request,
+         uint32_t choice,
+         const text::Tokenizer& tokenizer,
+         int max_model_len);
+
+  // Draws the next token from a row of logits, which is scratch, and takes it into the answer.
+  // Errors: those of Sampler::Sample.
+  absl::StatusOr<SampledToken> Draw(Sampler* sampler, absl::Span<float> logits);
+  // Takes a token that was drawn elsewhere.
+  void Accept(uint32_t id);
+
+  uint32_t choice() const { return choice_; }
+  // Position of the next token in the sequence.
+  uint32_t position() const { return position_; }
+  // Output so far, resumed tokens included.
+  uint32_t num_output() const { return num_output_; }
+  // It ends there at the latest.
+  uint32_t max_output() const { return max_output_; }
+  bool finished() const { return finish_.reason != FinishReason::kNone; }
+  const Finish& finish() const { return finish_; }
+
+ private:
+  Finish Judge(uint32_t id);
+
+  const EngineRequest& request_;
+  const uint32_t choice_;
+  const text::Tokenizer& tokenizer_;
+  const uint32_t max_output_;
+  uint32_t position_;
+  uint32_t num_output_ = 0;
+  TokenCounts counts_;
+  text::StopMatcher matcher_;
+  std::string scratch_;  // text the matcher lets go; of no interest here
+  Finish finish_;
+};
+
+}  // namespace baton::runtime

@@ -1,0 +1,37 @@
+#pragma once
+
+// The inputs of one step, gathered from sequences.
+
+#include <vector>
+
+#include "absl/types/span.h"
+#include "engine/runtime/model_runner.h"
+#include "engine/runtime/sequence.h"
+
+namespace baton::runtime {
+
+// Borrows the sequences' tokens and block tables: they must not change until the step is over.
+// Allocates at construction only. Engine thread only.
+class Batch {
+ public:
+  explicit Batch(int max_sequences);
+
+  void Clear();
+  // The next `num_tokens` pending tokens of `sequence`; with `want_logits`, the logits of the last
+  // of them.
+  void Add(const Sequence& sequence, int num_tokens, bool want_logits);
+
+  absl::Span<const StepSequence> parts() const { return parts_; }
+  bool empty() const { return parts_.empty(); }
+  bool full() const { return parts_.size() == parts_.capacity(); }
+  int num_tokens() const { return num_tokens_; }
+  int num_rows() const { return num_rows_; }
+
+ private:
+  std::vector<StepSequence> parts_;
+  std::vector<int> rows_;  // one per part, whether asked for or not
+  int num_tokens_ = 0;
+  int num_rows_ = 0;
+};
+
+}  // namespace baton::runtime

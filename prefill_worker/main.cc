@@ -1,0 +1,127 @@
+// baton-prefill: computes prompts and hands their KV cache to decode workers.
+
+#include <memory>
+#include <utility>
+
+#include "absl/flags/flag.h"
+#include "absl/time/time.h"
+#include "engine/base/flags.h"
+#include "engine/base/status_macros.h"
+#include "engine/process/server_process.h"
+#include "prefill_worker/peer_client.h"
+#include "prefill_worker/prefill_loop.h"
+#include "prefill_worker/prefill_service.h"
+#include "worker/worker_process.h"
+
+ABSL_FLAG(int32_t,
+          max_sequences,
+          baton::prefill::PrefillLoopOptions{}.max_sequences,
+          "Most prompts in one step.");
+ABSL_FLAG(absl::Duration,
+          ticket_timeout,
+          baton::prefill::PrefillLoopOptions{}.ticket_timeout,
+          "How long a computed prompt waits for the decode worker's reservation.");
+
+namespace baton::prefill {
+namespace {
+
+PrefillLoopOptions LoopOptions(const worker::WorkerOptions& worker_options) {
+  PrefillLoopOptions options;
+  options.chunk_tokens = worker_options.chunk_tokens;
+  options.max_calls = worker_options.max_calls;
+  options.block_hash_bits = worker_options.test_block_hash_bits;
+  options.test_step_delay = worker_options.test_step_delay;
+  options.max_sequences = absl::GetFlag(FLAGS_max_sequences);
+  options.ticket_timeout = absl::GetFlag(FLAGS_ticket_timeout);
+  return options;
+}
+
+class PrefillRole : public worker::WorkerRole {
+ public:
+  PrefillRole(PrefillLoopOptions options, std::string transport)
+      : options_(std::move(options)), transport_(std::move(transport)) {}
+
+  base::Role role() const override { return base::Role::kPrefill; }
+  std::vector<std::string> service_names() const override {
+    return {"baton.worker.v1.PrefillWorker"};
+  }
+  std::vector<grpc::Service*> MakeServices(std::function<bool()> draining) override {
+    service_ = std::make_unique<PrefillService>(std::move(draining));
+    return {service_->service()};
+  }
+  int step_tokens() const override { return options_.chunk_tokens; }
+  int max_logit_rows() const override { return options_.max_sequences; }
+
+  absl::Status StartEngine(std::unique_ptr<worker::EngineHost> host,
+                           base::Metrics* metrics,
+                           worker::StatusSource* status,
+                           std::function<void()> changed) override {
+    host_ = std::move(host);
+    PeerClientOptions peer_options;
+    peer_options.sender.pool = &host_->runner->kv_pool();
+    peer_options.sender.layout = host_->runner->layout();
+    peer_options.sender.transport = transport_;
+    peer_options.sender.hello.set_incarnation(host_->incarnation);
+    peer_options.sender.hello.set_role("prefill");
+    *peer_options.sender.hello.mutable_fingerprint() = host_->fingerprint;
+    peer_options.on_change = std::move(changed);
+    peers_ = std::make_unique<PeerClient>(std::move(peer_options));
+    options_.model_fingerprint = host_->ModelKey();
+    loop_ = std::make_unique<PrefillLoop>(options_, *host_->runner, *host_->tokenizer, *peers_,
+                                          worker::WorkerMetrics(metrics));
+    loop_->Start();
+    status->SetEngine(
+        host_.get(), [this] { return loop_->load(); }, [this] { return Peers(); });
+    service_->SetLoop(loop_.get());
+    return absl::OkStatus();
+  }
+  bool idle() const override { return loop_->num_calls() == 0; }
+  void StopEngine() override {
+    loop_->Stop();
+    peers_->Shutdown();
+  }
+
+ private:
+  std::vector<worker::v1::WorkerStatus::Peer> Peers() const {
+    std::vector<worker::v1::WorkerStatus::Peer> peers;
+    for (const PeerClient::Info& info : peers_->peers()) {
+      worker::v1::WorkerStatus::Peer& peer = peers.emplace_back();
+      peer.set_address(info.address);
+      peer.set_transport(info.transport);
+      peer.set_probe_bytes_per_second(info.probe_bytes_per_second);
+    }
+    return peers;
+  }
+
+  PrefillLoopOptions options_;
+  const std::string transport_;
+  std::unique_ptr<worker::EngineHost> host_;
+  std::unique_ptr<PrefillService> service_;
+  std::unique_ptr<PeerClient> peers_;
+  std::unique_ptr<PrefillLoop> loop_;  // refers to peers_
+};
+
+absl::Status ValidateOptions(const PrefillLoopOptions& options) {
+  if (options.max_sequences < 1)
+    return absl::InvalidArgumentError("--max-sequences: must be at least 1");
+  if (options.ticket_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError("--ticket-timeout: must be above 0");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace baton::prefill
+
+int main(int argc, char** argv) {
+  baton::process::BlockTerminationSignals();
+  const baton::base::FlagsOutcome flags = baton::base::HandleFlags(
+      argc, argv, "baton-prefill --model PATH [flags]: computes prompts for decode workers.",
+      {"prefill_worker/main.cc", "worker/worker_flags.cc"});
+  if (!flags.go_on) return flags.exit_code;
+  const baton::worker::WorkerOptions options = baton::worker::WorkerOptionsFromFlags();
+  const baton::prefill::PrefillLoopOptions loop_options = baton::prefill::LoopOptions(options);
+  const absl::Status valid = baton::prefill::ValidateOptions(loop_options);
+  baton::prefill::PrefillRole role(loop_options, options.kv_transport);
+  return baton::worker::RunWorker(options, valid, &role);
+}

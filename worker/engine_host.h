@@ -1,0 +1,37 @@
+#pragma once
+
+// Loads what a worker computes with, and says what it is.
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "baton/worker/v1/common.pb.h"
+#include "engine/runtime/model_runner.h"
+#include "engine/text/tokenizer.h"
+#include "worker/worker_options.h"
+
+namespace baton::worker {
+
+// Immutable once loaded, but for the runner, which belongs to the engine thread.
+struct EngineHost {
+  std::unique_ptr<runtime::ModelRunner> runner;
+  std::unique_ptr<text::Tokenizer> tokenizer;
+  v1::LayoutFingerprint fingerprint;
+  std::string incarnation;  // 16 random bytes, new at every start
+
+  // Names model, precision and tokenizer: the root of block hashes.
+  std::string ModelKey() const { return fingerprint.SerializeAsString(); }
+};
+
+// Loads the model and computes one chunk with it, so that the first request finds everything warm.
+// `max_logit_rows` is the most sequences that want logits in one step, `step_tokens` the most
+// tokens. Errors: those of ModelRunner::Create and Tokenizer::Load.
+absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
+                                      int step_tokens,
+                                      int max_logit_rows);
+
+// For messages and status: 32 hex digits.
+std::string IncarnationName(const std::string& incarnation);
+
+}  // namespace baton::worker

@@ -1,0 +1,112 @@
+// The flags that prefill and decode workers share.
+
+#include "absl/flags/flag.h"
+#include "absl/time/time.h"
+#include "worker/worker_options.h"
+
+using baton::worker::WorkerOptions;
+
+ABSL_FLAG(std::string,
+          model,
+          WorkerOptions{}.model,
+          "Model to serve: a Hugging Face directory or a GGUF file.");
+ABSL_FLAG(std::string,
+          served_model_name,
+          WorkerOptions{}.served_model_name,
+          "Name of the model in metrics and status; empty: the last part of its path.");
+ABSL_FLAG(std::string,
+          listen,
+          WorkerOptions{}.listen,
+          "host:port of the gRPC server; port 0: any free one.");
+ABSL_FLAG(int32_t,
+          http_port,
+          WorkerOptions{}.http_port,
+          "Port of /metrics and /health; 0: any free one, -1: none.");
+ABSL_FLAG(std::string,
+          port_file,
+          WorkerOptions{}.port_file,
+          "File that gets {\"grpc\":PORT,\"http\":PORT} when both are open; empty: none.");
+ABSL_FLAG(bool, reflection, WorkerOptions{}.reflection, "Serve gRPC reflection.");
+ABSL_FLAG(bool, channelz, WorkerOptions{}.channelz, "Serve gRPC channelz.");
+ABSL_FLAG(absl::Duration,
+          drain_timeout,
+          WorkerOptions{}.drain_timeout,
+          "After SIGTERM, how long running requests may go on.");
+ABSL_FLAG(std::string, device, WorkerOptions{}.device, "Backend: auto, cpu, ref or cuda.");
+ABSL_FLAG(std::string,
+          weight_dtype,
+          WorkerOptions{}.weight_dtype,
+          "What weights compute in: auto, f32, bf16, int8 or q4.");
+ABSL_FLAG(std::string,
+          kv_dtype,
+          WorkerOptions{}.kv_dtype,
+          "Format of the KV cache: auto, fp8, fp8_dynamic, bf16 or f32.");
+ABSL_FLAG(int32_t,
+          num_blocks,
+          WorkerOptions{}.num_blocks,
+          "Blocks of 64 tokens in the KV cache; 0: what --kv-cache-bytes holds.");
+ABSL_FLAG(int64_t, kv_cache_bytes, WorkerOptions{}.kv_cache_bytes, "Memory of the KV cache.");
+ABSL_FLAG(int32_t,
+          max_model_len,
+          WorkerOptions{}.max_model_len,
+          "Most tokens of prompt and answer together; 0: the model's.");
+ABSL_FLAG(int32_t, chunk_tokens, WorkerOptions{}.chunk_tokens, "Most prompt tokens in one step.");
+ABSL_FLAG(int32_t,
+          max_calls,
+          WorkerOptions{}.max_calls,
+          "Most calls at a time; above it they are refused.");
+ABSL_FLAG(int32_t, threads, WorkerOptions{}.threads, "Compute threads; 0: one per core.");
+ABSL_FLAG(std::string,
+          cpu_isa,
+          WorkerOptions{}.cpu_isa,
+          "Highest instruction set used: auto, avx2, avx512 or amx.");
+ABSL_FLAG(
+    std::string,
+    kv_transport,
+    WorkerOptions{}.kv_transport,
+    "How KV blocks travel: auto, shm or tcp. Anything but auto is used or the pairing fails.");
+ABSL_FLAG(std::string, log_level, WorkerOptions{}.log_level, "debug, info, warning or error.");
+ABSL_FLAG(absl::Duration,
+          test_load_delay,
+          WorkerOptions{}.test_load_delay,
+          "For tests only: loading takes this much longer.");
+ABSL_FLAG(absl::Duration,
+          test_step_delay,
+          WorkerOptions{}.test_step_delay,
+          "For tests only: each step takes this much longer.");
+ABSL_FLAG(int32_t,
+          test_block_hash_bits,
+          WorkerOptions{}.test_block_hash_bits,
+          "For tests only: block hashes are cut to this many bits, so that they collide.");
+
+namespace baton::worker {
+
+WorkerOptions WorkerOptionsFromFlags() {
+  WorkerOptions options;
+  options.model = absl::GetFlag(FLAGS_model);
+  options.served_model_name = absl::GetFlag(FLAGS_served_model_name);
+  options.listen = absl::GetFlag(FLAGS_listen);
+  options.http_port = absl::GetFlag(FLAGS_http_port);
+  options.port_file = absl::GetFlag(FLAGS_port_file);
+  options.reflection = absl::GetFlag(FLAGS_reflection);
+  options.channelz = absl::GetFlag(FLAGS_channelz);
+  options.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
+  options.device = absl::GetFlag(FLAGS_device);
+  options.weight_dtype = absl::GetFlag(FLAGS_weight_dtype);
+  options.kv_dtype = absl::GetFlag(FLAGS_kv_dtype);
+  options.num_blocks = absl::GetFlag(FLAGS_num_blocks);
+  options.kv_cache_bytes = absl::GetFlag(FLAGS_kv_cache_bytes);
+  options.max_model_len = absl::GetFlag(FLAGS_max_model_len);
+  options.chunk_tokens = absl::GetFlag(FLAGS_chunk_tokens);
+  options.max_calls = absl::GetFlag(FLAGS_max_calls);
+  options.threads = absl::GetFlag(FLAGS_threads);
+  options.cpu_isa = absl::GetFlag(FLAGS_cpu_isa);
+  options.kv_transport = absl::GetFlag(FLAGS_kv_transport);
+  options.log_level = absl::GetFlag(FLAGS_log_level);
+  options.test_load_delay = absl::GetFlag(FLAGS_test_load_delay);
+  options.test_step_delay = absl::GetFlag(FLAGS_test_step_delay);
+  options.test_block_hash_bits = absl::GetFlag(FLAGS_test_block_hash_bits);
+  return options;
+}
+
+}  // namespace baton::worker

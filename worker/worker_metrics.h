@@ -1,0 +1,88 @@
+#pragma once
+
+// The metrics that both workers keep, taken once.
+
+#include <array>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "baton/worker/v1/common.pb.h"
+#include "engine/base/metrics.h"
+#include "engine/kv/block_pool.h"
+#include "engine/kv/prefix_cache.h"
+#include "engine/runtime/answer.h"
+
+namespace baton::worker {
+
+// When what happened to a request; zero: not yet.
+struct RequestTimes {
+  absl::Duration arrived;
+  absl::Duration first_step;
+  absl::Duration first_token;
+  absl::Duration last_token;
+};
+
+enum class StepPhase { kPrefill, kDecode, kMixed };
+
+// Default-made it counts nothing. Thread-safe.
+class WorkerMetrics {
+ public:
+  WorkerMetrics() = default;
+  // `metrics` outlives the result.
+  explicit WorkerMetrics(base::Metrics* metrics);
+
+  // A request ended in this worker: exactly one call each.
+  void OnRequestEnd(const absl::Status& status,
+                    runtime::FinishReason reason,
+                    const RequestTimes& times,
+                    absl::Duration now,
+                    int prompt_tokens,
+                    int generated_tokens,
+                    uint32_t max_tokens) const;
+  void OnStep(StepPhase phase, int tokens, absl::Duration duration) const;
+  // `duration` is what the side that writes knows.
+  void OnTransfer(absl::string_view transport,
+                  bool send,
+                  std::optional<absl::Duration> duration,
+                  uint64_t bytes) const;
+  void OnTransferFailed(absl::string_view transport, const absl::Status& status) const;
+  // Gauges.
+  void SetLoad(const v1::WorkerLoad& load,
+               uint32_t waiting_capacity,
+               uint32_t waiting_blocks,
+               uint32_t waiting_transfer) const;
+  void SetTransfers(int prealloc, int inflight, int waiting_prefill) const;
+
+  base::Counter prompt_computed, prompt_cached, prompt_transferred;
+  base::Counter generation_tokens;
+  base::Counter cache_queries, cache_hits;
+  base::Counter preemptions;
+  base::Counter nan_logits;
+  base::Histogram inter_token_latency;
+  base::Histogram time_to_first_token;
+  base::Histogram append;
+  base::Histogram abort_to_free;
+  // Prefill only.
+  base::Counter units_skipped;
+  // Decode only.
+  base::Histogram quarantine, exposed;
+  base::Counter reservations_expired;
+
+ private:
+  base::Metrics* metrics_ = nullptr;
+  base::Counter finished_stop_, finished_length_, finished_abort_, finished_error_;
+  base::Histogram e2e_, queue_, prefill_, decode_, inference_, per_token_;
+  base::Histogram prompt_tokens_, generated_tokens_, max_tokens_;
+  base::Histogram iteration_tokens_;
+  std::array<base::Histogram, 3> iteration_;  // by StepPhase
+  base::Gauge running_, waiting_, waiting_capacity_, waiting_blocks_, waiting_transfer_;
+  base::Gauge queue_tokens_, usage_;
+  base::Gauge free_, cached_, active_, reserved_, quarantined_;
+  base::Gauge prealloc_, inflight_, waiting_prefill_;
+};
+
+// A load report with the pool's block counts filled in.
+v1::WorkerLoad LoadOf(const kv::BlockPool& pool);
+
+}  // namespace baton::worker

@@ -1,0 +1,76 @@
+#include "worker/worker_options.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "engine/base/status_macros.h"
+#include "engine/kv/kv_layout.h"
+#include "engine/ops/backend.h"
+
+namespace baton::worker {
+namespace {
+
+absl::Status OneOf(absl::string_view flag,
+                   const std::string& value,
+                   const std::vector<std::string>& accepted) {
+  if (std::find(accepted.begin(), accepted.end(), value) != accepted.end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, "=\"", value, "\": accepted: ", absl::StrJoin(accepted, ", ")));
+}
+
+absl::Status AtLeast(absl::string_view flag, int64_t value, int64_t smallest) {
+  if (value >= smallest) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, "=", value, ": must be at least ", smallest));
+}
+
+}  // namespace
+
+absl::Status ValidateOptions(const WorkerOptions& options) {
+  if (options.model.empty()) {
+    return absl::InvalidArgumentError("--model: a Hugging Face directory or a GGUF file is needed");
+  }
+  BATON_RETURN_IF_ERROR(OneOf("device", options.device, {"auto", "cpu", "ref", "cuda"}));
+  BATON_RETURN_IF_ERROR(
+      OneOf("weight-dtype", options.weight_dtype, {"auto", "f32", "bf16", "int8", "q4"}));
+  BATON_RETURN_IF_ERROR(
+      OneOf("kv-dtype", options.kv_dtype, {"auto", "fp8", "fp8_dynamic", "bf16", "f32"}));
+  BATON_RETURN_IF_ERROR(OneOf("cpu-isa", options.cpu_isa, {"auto", "avx2", "avx512", "amx"}));
+  BATON_RETURN_IF_ERROR(OneOf("kv-transport", options.kv_transport, {"auto", "shm", "tcp"}));
+  BATON_RETURN_IF_ERROR(
+      OneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
+  BATON_RETURN_IF_ERROR(AtLeast("num-blocks", options.num_blocks, 0));
+  BATON_RETURN_IF_ERROR(AtLeast("kv-cache-bytes", options.kv_cache_bytes, 1));
+  BATON_RETURN_IF_ERROR(AtLeast("max-model-len", options.max_model_len, 0));
+  BATON_RETURN_IF_ERROR(AtLeast("chunk-tokens", options.chunk_tokens, kv::kBlockTokens));
+  BATON_RETURN_IF_ERROR(AtLeast("max-calls", options.max_calls, 1));
+  BATON_RETURN_IF_ERROR(AtLeast("threads", options.threads, 0));
+  if (options.test_block_hash_bits < 1 || options.test_block_hash_bits > 256) {
+    return absl::InvalidArgumentError("--test-block-hash-bits: must be in [1, 256]");
+  }
+  return absl::OkStatus();
+}
+
+std::string ServedModelName(const WorkerOptions& options) {
+  if (!options.served_model_name.empty()) return options.served_model_name;
+  absl::string_view path = absl::StripSuffix(options.model, "/");
+  const size_t slash = path.rfind('/');
+  if (slash != absl::string_view::npos) path.remove_prefix(slash + 1);
+  return std::string(absl::StripSuffix(path, ".gguf"));
+}
+
+process::ServerOptions ServerOptionsOf(const WorkerOptions& options) {
+  process::ServerOptions server;
+  server.listen = options.listen;
+  server.http_port = options.http_port;
+  server.port_file = options.port_file;
+  server.reflection = options.reflection;
+  server.channelz = options.channelz;
+  server.drain_timeout = options.drain_timeout;
+  return server;
+}
+
+}  // namespace baton::worker

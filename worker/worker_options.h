@@ -1,0 +1,53 @@
+#pragma once
+
+// What both workers can be told. Flags fill it; every default is written here and nowhere else.
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "engine/process/server_process.h"
+
+namespace baton::worker {
+
+struct WorkerOptions {
+  std::string model;              // Hugging Face directory or GGUF file
+  std::string served_model_name;  // empty: the last part of the path
+  std::string listen = "127.0.0.1:0";
+  int http_port = 0;  // /metrics; 0: any free one, -1: none
+  std::string port_file;
+  bool reflection = true;
+  bool channelz = false;
+  absl::Duration drain_timeout = absl::Seconds(60);
+
+  std::string device = "auto";  // auto, cpu, ref, cuda
+  std::string weight_dtype = "auto";
+  std::string kv_dtype = "auto";
+  int num_blocks = 0;  // 0: as many as kv_cache_bytes holds
+  int64_t kv_cache_bytes = int64_t{1} << 30;
+  int max_model_len = 0;              // 0: the model's
+  int chunk_tokens = 512;             // most prompt tokens in one step
+  int max_calls = 1024;               // above it calls are refused with RESOURCE_EXHAUSTED
+  int threads = 0;                    // 0: one per core
+  std::string cpu_isa = "auto";       // auto, avx2, avx512, amx
+  std::string kv_transport = "auto";  // auto, shm, tcp
+  std::string log_level = "info";     // debug, info, warning, error
+
+  // For tests only.
+  absl::Duration test_load_delay;
+  absl::Duration test_step_delay;
+  int test_block_hash_bits = 256;
+};
+
+// Errors: INVALID_ARGUMENT naming the flag and the accepted values.
+absl::Status ValidateOptions(const WorkerOptions& options);
+
+// served_model_name, or the last part of the model's path.
+std::string ServedModelName(const WorkerOptions& options);
+process::ServerOptions ServerOptionsOf(const WorkerOptions& options);
+
+// From the flags of worker_flags.cc.
+WorkerOptions WorkerOptionsFromFlags();
+
+}  // namespace baton::worker

@@ -116,7 +116,10 @@ struct PagedAttentionArgs {
 
 struct BackendOptions {
   int num_threads = 0;             // 0: one per core
-  std::string isa = "auto";        // cpu: auto, avx2, avx512, amx: the highest level that may be used
+  // cpu: auto, avx2, avx512, amx: the highest level that may be used; it must be there. auto takes the best, or what the
+  // environment variable BATON_CPU_ISA names. portable and amx_model (AMX kernels over tiles in software) are for tests.
+  std::string isa = "auto";
+  bool pin_threads = false;        // cpu: worker threads stay on one core each
 };
 
 // Engine thread only. A step allocates nothing: every Activation and Matrix is made at start.

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/ops/backend.h"
+#include "engine/ops/cpu/cpu_backend.h"
 #include "engine/ops/ref/ref_backend.h"
 
 namespace baton::ops {
@@ -32,7 +33,8 @@ absl::StatusOr<WeightDtype> ParseWeightDtype(absl::string_view name) {
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name, WeightDtype dtype,
                                                        const BackendOptions& options) {
-  if (name == "ref" || name == "cpu") return CreateRefBackend(dtype);
+  if (name == "ref") return CreateRefBackend(dtype);
+  if (name == "cpu") return cpu::CreateCpuBackend(dtype, options);
   return absl::InvalidArgumentError(absl::StrCat("backend \"", name, "\": accepted: ref, cpu"));
 }
 

@@ -1,0 +1,244 @@
+#pragma once
+
+// Dots of a panel of 32 outputs with 1..n tokens in the canonical order, and their fused epilogues, over a vector type V of
+// 16 lanes (16 outputs). GEMM and GEMV are the same code with other tile sizes.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/ops/cpu/input_kernels.h"
+#include "engine/ops/cpu/kernel_args.h"
+
+namespace baton::ops::cpu {
+
+// Ahead of the line being read when weights come from memory (one token): two pages' worth of time on the machines measured.
+inline constexpr int kPrefetchBytes = 2048;
+
+// Tiles of 16 outputs; kTiles of them (1 or 2, side by side) against kTokens rows of a.
+template <typename V, int kTokens, int kTiles>
+struct Dots {
+  // bf16: adds `num_steps` chunks of 32 k to acc [kTiles][kTokens]. a: f32 rows of bf16 values. The even and the odd chain
+  // of each output stay in registers over a chunk.
+  [[gnu::always_inline]] static inline void Bf16(const float* a, size_t stride, const uint8_t* b, size_t step_bytes, int num_steps,
+                                  V (*acc)[kTokens]) {
+    for (int step = 0; step < num_steps; ++step, b += step_bytes, a += 32) {
+      V even[kTiles][kTokens], odd[kTiles][kTokens];
+#pragma GCC unroll 16
+      for (int i = 0; i < kTiles * kTokens; ++i) even[i / kTokens][i % kTokens] = odd[i / kTokens][i % kTokens] = V::Zero();
+#pragma GCC unroll 4
+      for (int pair = 0; pair < 16; ++pair) {
+#pragma GCC unroll 2
+        for (int tile = 0; tile < kTiles; ++tile) {
+          const uint8_t* line = b + tile * kTileBytes + 64 * pair;
+          if (kTokens == 1) __builtin_prefetch(line + kPrefetchBytes);
+          const V w = V::PairsEven(line);
+#pragma GCC unroll 16
+          for (int t = 0; t < kTokens; ++t) even[tile][t] = V::Fma(V::Broadcast(a[t * stride + 2 * pair]), w, even[tile][t]);
+          const V v = V::PairsOdd(line);
+#pragma GCC unroll 16
+          for (int t = 0; t < kTokens; ++t) odd[tile][t] = V::Fma(V::Broadcast(a[t * stride + 2 * pair + 1]), v, odd[tile][t]);
+        }
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < kTiles * kTokens; ++i) {
+        V& sum = acc[i / kTokens][i % kTokens];
+        sum = V::Add(sum, V::Add(even[i / kTokens][i % kTokens], odd[i / kTokens][i % kTokens]));
+      }
+    }
+  }
+
+  // f32: one chain per output over lines [0, num_lines) of the tiles; 16 lines a step.
+  [[gnu::always_inline]] static inline void F32(const float* a, size_t stride, const uint8_t* b, size_t step_bytes, int num_lines,
+                                 V (*acc)[kTokens]) {
+    V sum[kTiles][kTokens];
+#pragma GCC unroll 16
+    for (int i = 0; i < kTiles * kTokens; ++i) sum[i / kTokens][i % kTokens] = acc[i / kTokens][i % kTokens];
+    for (int k = 0; k < num_lines; ++k) {
+#pragma GCC unroll 2
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const uint8_t* line = b + (k / 16) * step_bytes + tile * kTileBytes + 64 * (k % 16);
+        const V w = V::Load(reinterpret_cast<const float*>(line));
+#pragma GCC unroll 16
+        for (int t = 0; t < kTokens; ++t) sum[tile][t] = V::Fma(V::Broadcast(a[t * stride + k]), w, sum[tile][t]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kTiles * kTokens; ++i) acc[i / kTokens][i % kTokens] = sum[i / kTokens][i % kTokens];
+  }
+};
+
+// Sums of one panel of f32 or bf16 lines for kTokens rows from zero. `count`: lines of f32, steps of bf16.
+template <typename V, bool kF32, int kTokens>
+[[gnu::always_inline]] inline void PanelSums(const float* a, size_t stride, const uint8_t* panel, int count, V (*out)[kTokens]) {
+  constexpr size_t kStepBytes = 2 * kTileBytes;
+  constexpr int kTiles = kTokens == 1 ? 2 : 1;  // one token: both tiles at once, or there are too few chains
+  for (int i = 0; i < 2 * kTokens; ++i) out[i / kTokens][i % kTokens] = V::Zero();
+  for (int tile = 0; tile < 2; tile += kTiles) {
+    if constexpr (kF32) {
+      Dots<V, kTokens, kTiles>::F32(a, stride, panel + tile * kTileBytes, kStepBytes, count, out + tile);
+    } else {
+      Dots<V, kTokens, kTiles>::Bf16(a, stride, panel + tile * kTileBytes, kStepBytes, count, out + tile);
+    }
+  }
+}
+
+// Calls f.template operator()<n>(first) for groups of n rows that cover [begin, end), n at most kMost.
+template <int kMost, typename F>
+[[gnu::always_inline]] inline void ForGroups(int begin, int end, F f) {
+  while (begin < end) {
+    const int left = end - begin;
+    if (kMost >= 12 && left >= 12) {
+      f.template operator()<kMost >= 12 ? 12 : 1>(begin);
+      begin += 12;
+    } else if (kMost >= 6 && left >= 6) {
+      f.template operator()<kMost >= 6 ? 6 : 1>(begin);
+      begin += 6;
+    } else if (kMost >= 3 && left >= 3) {
+      f.template operator()<kMost >= 3 ? 3 : 1>(begin);
+      begin += 3;
+    } else if (left >= 2) {
+      f.template operator()<2>(begin);
+      begin += 2;
+    } else {
+      f.template operator()<1>(begin);
+      begin += 1;
+    }
+  }
+}
+
+// int8: exact sums of `num_steps` chunks of 64 k, one tile, as f32. `stride` in codes.
+template <typename V, int kTokens>
+[[gnu::always_inline]] inline void DotsInt8(const typename V::Code* a, size_t stride, const uint8_t* b, size_t step_bytes,
+                                            int num_steps, V* out) {
+  typename V::CodeSums sums[kTokens];
+  typename V::LineSums line_sums = V::ZeroLineSums();
+#pragma GCC unroll 16
+  for (int t = 0; t < kTokens; ++t) sums[t] = V::ZeroSums();
+  for (int step = 0; step < num_steps; ++step, b += step_bytes, a += 64) {
+#pragma GCC unroll 2
+    for (int line = 0; line < 16; ++line) {
+      if (kTokens == 1) __builtin_prefetch(b + 64 * line + kPrefetchBytes);
+      V::template DotLine<kTokens>(b + 64 * line, a + 4 * line, stride, sums, &line_sums);
+    }
+  }
+#pragma GCC unroll 16
+  for (int t = 0; t < kTokens; ++t) out[t] = V::FinishSums(sums[t], line_sums);
+}
+
+// What becomes of the sums of one token and one panel: `low` over all of K, or (kAdd) `low` and `high` over its two halves.
+template <typename V>
+[[gnu::always_inline]] inline void FinishToken(const GemmArgs& args, int panel, int t, const V* low, const V* high) {
+  if (args.epilogue == Epilogue::kSiluMul) {
+    const int k = panel * kTileRows;
+    const int left = args.num_rows / 2 - k;
+    StoreInput(args.input_out, t, k, V::Mul(Silu(low[0]), low[1]), left < 16 ? left : 16);
+    return;
+  }
+#pragma GCC unroll 2
+  for (int tile = 0; tile < 2; ++tile) {
+    const int row = panel * kPanelRows + tile * kTileRows;
+    const int left = args.num_rows - row;
+    if (left <= 0) return;
+    float* out = args.out + static_cast<size_t>(t) * args.out_stride + row;
+    V sum = low[tile];
+    if (args.epilogue == Epilogue::kAdd) {
+      sum = V::Add(LoadPartial<V>(out, left), V::Add(low[tile], high[tile]));
+    } else if (args.bias != nullptr) {
+      sum = V::Add(sum, LoadPartial<V>(args.bias + row, left));
+    }
+    StorePartial(out, sum, left);
+  }
+}
+
+// Writes one panel of kQ4 as bf16 lines: w = bf16(scale * code + minimum).
+template <typename V>
+inline void ExpandQ4(const Weights& w, const uint8_t* panel, uint8_t* out) {
+  for (int i = 0; i < 2 * w.num_steps; ++i, panel += kQ4TileBytes, out += kTileBytes) {
+    const V scale = V::Load(reinterpret_cast<const float*>(panel + 256));
+    const V minimum = V::Load(reinterpret_cast<const float*>(panel + 320));
+    for (int pair = 0; pair < 16; ++pair) {
+      V even, odd;
+      V::LoadNibbles(panel + 16 * pair, &even, &odd);
+      even = V::RoundBf16(V::Add(V::Mul(scale, even), minimum));
+      odd = V::RoundBf16(V::Add(V::Mul(scale, odd), minimum));
+      V::StorePairs(out + 64 * pair, even, odd);
+    }
+  }
+}
+
+template <typename V>
+struct Gemm {
+  // Panels [begin, end) for all tokens. Each panel's weights are read from memory once.
+  static void Panels(const GemmArgs& args, int begin, int end, const Scratch& scratch) {
+    for (int panel = begin; panel < end; ++panel) {
+      const uint8_t* data = args.w.data + static_cast<size_t>(panel) * args.w.panel_bytes;
+      switch (args.w.dtype) {
+        case Dtype::kF32:
+          Tokens<Dtype::kF32>(args, data, panel);
+          break;
+        case Dtype::kInt8:
+          Tokens<Dtype::kInt8>(args, data, panel);
+          break;
+        case Dtype::kQ4:
+          ExpandQ4<V>(args.w, data, scratch.panel);
+          Tokens<Dtype::kBf16>(args, scratch.panel, panel);
+          break;
+        case Dtype::kBf16:
+          Tokens<Dtype::kBf16>(args, data, panel);
+          break;
+      }
+    }
+  }
+
+ private:
+  template <Dtype kDtype>
+  static void Tokens(const GemmArgs& args, const uint8_t* data, int panel) {
+    constexpr int kMost = kDtype == Dtype::kInt8 ? V::kInt8Tokens : V::kGemmTokens;
+    ForGroups<kMost>(0, args.num_tokens, [&]<int kTokens>(int t) { Block<kDtype, kTokens>(args, data, panel, t); });
+  }
+
+  template <Dtype kDtype, int kTokens>
+  static void Block(const GemmArgs& args, const uint8_t* data, int panel, int t) {
+    V low[2][kTokens], high[2][kTokens];
+    const bool halves = args.epilogue == Epilogue::kAdd;
+    const int cut = halves ? args.w.cut_step : args.w.num_steps;
+    Sums<kDtype, kTokens>(args, data, panel, t, 0, cut, low);
+    Sums<kDtype, kTokens>(args, data, panel, t, cut, args.w.num_steps, high);  // zeros where there is one part
+    for (int i = 0; i < kTokens; ++i) {
+      const V token_low[2] = {low[0][i], low[1][i]};
+      const V token_high[2] = {high[0][i], high[1][i]};
+      FinishToken(args, panel, t + i, token_low, token_high);
+    }
+  }
+
+  // Sums of steps [from, to) of a panel for tokens [t, t + kTokens).
+  template <Dtype kDtype, int kTokens>
+  static void Sums(const GemmArgs& args, const uint8_t* data, int panel, int t, int from, int to, V (*out)[kTokens]) {
+    const uint8_t* b = data + static_cast<size_t>(from) * 2 * kTileBytes;
+    if constexpr (kDtype == Dtype::kInt8) {
+      SumsInt8<kTokens>(args, b, panel, t, from, to, out);
+    } else {
+      constexpr bool kF32 = kDtype == Dtype::kF32;
+      constexpr int kStep = kF32 ? 16 : 32;
+      const float* a = args.x.rows + static_cast<size_t>(t) * args.x.stride + from * kStep;
+      const int end = to * kStep < args.w.cols ? to * kStep : args.w.cols;
+      PanelSums<V, kF32, kTokens>(a, args.x.stride, b, kF32 ? end - from * kStep : to - from, out);
+    }
+  }
+
+  template <int kTokens>
+  [[gnu::always_inline]] static inline void SumsInt8(const GemmArgs& args, const uint8_t* b, int panel, int t, int from,
+                                                     int to, V (*out)[kTokens]) {
+    const size_t stride = args.x.code_stride / sizeof(typename V::Code);
+    const auto* a = reinterpret_cast<const typename V::Code*>(args.x.codes) + static_cast<size_t>(t) * stride + 64 * from;
+    for (int tile = 0; tile < 2; ++tile) {
+      DotsInt8<V, kTokens>(a, stride, b + tile * kTileBytes, 2 * kTileBytes, to - from, out[tile]);
+      const V scales = V::Load(args.w.row_scales + panel * kPanelRows + tile * kTileRows);
+      for (int i = 0; i < kTokens; ++i) {
+        out[tile][i] = V::Mul(out[tile][i], V::Mul(V::Broadcast(args.x.scales[t + i]), scales));
+      }
+    }
+  }
+};
+
+}  // namespace baton::ops::cpu

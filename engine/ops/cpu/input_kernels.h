@@ -1,0 +1,115 @@
+#pragma once
+
+// How kernels write the input of the next linear layer, whatever its format.
+
+#include <cstring>
+
+#include "engine/ops/canonical_math.h"
+#include "engine/ops/cpu/kernel_args.h"
+#include "engine/ops/quantize.h"
+
+namespace baton::ops::cpu {
+
+template <typename V>
+[[gnu::always_inline]] inline V LoadPartial(const float* p, int n) {
+  if (n >= 16) return V::Load(p);
+  float lanes[16] = {};
+  for (int i = 0; i < n; ++i) lanes[i] = p[i];
+  return V::Load(lanes);
+}
+
+template <typename V>
+[[gnu::always_inline]] inline void StorePartial(float* p, V x, int n) {
+  if (n >= 16) {
+    V::Store(p, x);
+    return;
+  }
+  float lanes[16];
+  V::Store(lanes, x);
+  for (int i = 0; i < n; ++i) p[i] = lanes[i];
+}
+
+// Sum of the 16 lanes, in the order of lanes16.
+template <typename V>
+[[gnu::always_inline]] inline float SumLanes(V x) {
+  float lanes[16];
+  V::Store(lanes, x);
+  return ReduceLanes16(lanes);
+}
+
+// lanes16 of the squares of x [n].
+template <typename V>
+[[gnu::always_inline]] inline float SumOfSquares(const float* x, int n) {
+  V sum = V::Zero();
+  int i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const V v = V::Load(x + i);
+    sum = V::Fma(v, v, sum);
+  }
+  if (i < n) {
+    const V v = LoadPartial<V>(x + i, n - i);
+    sum = V::Fma(v, v, sum);
+  }
+  return SumLanes(sum);
+}
+
+// Address of (token t, k) in AMX tiles; `element`: bytes of one value.
+[[gnu::always_inline]] inline uint8_t* TileAddress(const Input& input, int t, int k, int element) {
+  const int step_values = 64 / element;
+  const size_t step = static_cast<size_t>(t / 32) * input.num_steps + k / step_values;
+  return input.codes + step * 2048 + (t % 32) * 64 + static_cast<size_t>(k % step_values) * element;
+}
+
+// Values [k, k + n) of token t, n <= 16. For the int8 formats QuantizeInput must follow when the token is complete.
+template <typename V>
+[[gnu::always_inline]] inline void StoreInput(const Input& out, int t, int k, V x, int n) {
+  if (out.format == InputFormat::kTilesBf16) {
+    uint16_t bits[16];
+    V::StoreBf16(bits, x);
+    if (k % 16 == 0) {
+      std::memcpy(TileAddress(out, t, k, 2), bits, 2 * static_cast<size_t>(n));
+    } else {
+      for (int i = 0; i < n; ++i) std::memcpy(TileAddress(out, t, k + i, 2), bits + i, 2);
+    }
+    return;
+  }
+  if (out.format == InputFormat::kRowsBf16) x = V::RoundBf16(x);
+  StorePartial(out.rows + static_cast<size_t>(t) * out.stride + k, x, n);
+}
+
+template <typename V>
+[[gnu::always_inline]] inline uint32_t LargestMagnitude(const float* x, int n) {
+  V largest = V::Zero();
+  for (int i = 0; i < n; i += 16) largest = V::MaxMagnitude(largest, LoadPartial<V>(x + i, n - i));
+  float lanes[16];
+  V::Store(lanes, largest);
+  uint32_t result = 0;
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t bits = base::FloatBits(lanes[i]);
+    result = bits > result ? bits : result;
+  }
+  return result;
+}
+
+// Rows of f32 -> codes and scales, for tokens [begin, end).
+template <typename V>
+void QuantizeInput(const Input& input, int begin, int end) {
+  for (int t = begin; t < end; ++t) {
+    const float* x = input.rows + static_cast<size_t>(t) * input.stride;
+    const DynamicScale scale = ScaleFor(LargestMagnitude<V>(x, input.width), kInt8Max);
+    input.scales[t] = scale.scale;
+    for (int k = 0; k < input.width; k += 16) {
+      // Values past the end are zeros of the padding, and so are their codes.
+      V value = LoadPartial<V>(x + k, input.width - k);
+      if (scale.inverse == 0.0f) value = V::Zero();
+      if (input.format == InputFormat::kTilesInt8) {
+        V::StoreInt8(reinterpret_cast<int8_t*>(TileAddress(input, t, k, 1)), value, scale.inverse);
+      } else {
+        uint8_t* row = input.codes + static_cast<size_t>(t) * input.code_stride;
+        V::StoreCodes(row + static_cast<size_t>(k) * sizeof(typename V::Code), value, scale.inverse);
+      }
+    }
+  }
+}
+
+}  // namespace baton::ops::cpu

@@ -1,0 +1,66 @@
+#pragma once
+
+// Worker threads of the CPU backend: fork and join around each operation.
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace baton::ops::cpu {
+
+// Runs one function on all threads at once, the caller's among them. Waiting is a short, bounded spin, then a futex, so that
+// many processes may share few cores. Engine thread only (one caller at a time).
+class ThreadPool {
+ public:
+  // `num_threads` counts the caller. `enter` (or null) is called once in each worker before its first job.
+  // `pin`: worker i stays on the i-th CPU that the process may use; the caller is not moved.
+  ThreadPool(int num_threads, bool pin, bool (*enter)());
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // f(begin, end, thread) over pieces of at most `grain` of [0, count), taken by whichever thread is free.
+  template <typename F>
+  void ParallelFor(int count, int grain, const F& f) {
+    if (count <= grain || workers_.empty()) {
+      if (count > 0) f(0, count, 0);
+      return;
+    }
+    next_.store(0, std::memory_order_relaxed);
+    const auto body = [&](int thread) {
+      while (true) {
+        const int begin = next_.fetch_add(grain, std::memory_order_relaxed);
+        if (begin >= count) return;
+        f(begin, count - begin < grain ? count : begin + grain, thread);
+      }
+    };
+    using Body = decltype(body);
+    Run([](const void* context, int thread) { (*static_cast<const Body*>(context))(thread); }, &body);
+  }
+
+ private:
+  using Job = void (*)(const void* context, int thread);
+
+  void Run(Job job, const void* context);
+  void WorkerLoop(int thread, bool pin, bool (*enter)());
+  // True once `value` differs from `old` within the spin limit.
+  static bool SpinWhileEqual(const std::atomic<uint32_t>& value, uint32_t old);
+
+  std::vector<std::thread> workers_;
+  Job job_ = nullptr;
+  const void* context_ = nullptr;
+  alignas(64) std::atomic<uint32_t> epoch_{0};      // counts jobs; workers wait for it to move
+  std::atomic<uint32_t> sleepers_{0};               // workers in the futex
+  std::atomic<bool> stop_{false};
+  alignas(64) std::atomic<uint32_t> remaining_{0};  // workers that have not finished the job
+  std::atomic<bool> caller_sleeps_{false};
+  alignas(64) std::atomic<int> next_{0};
+};
+
+// CPUs that this process may run on.
+int NumUsableCpus();
+
+}  // namespace baton::ops::cpu

@@ -107,11 +107,11 @@ class Runner : public ModelRunner {
                            model::ResolveWeightDtype(*checkpoint_, options.weight_dtype));
     BATON_ASSIGN_OR_RETURN(backend_,
                            ops::CreateBackend(options.backend, dtype, options.backend_options));
-    BATON_LOG(Info, "model load ", LogField("path", options.model_path),
+    BATON_LOG(Info, "model load", LogField("path", options.model_path),
               " arch=", model::NameOf(config().arch), " layers=", config().num_layers,
               " stored=", base::NameOf(checkpoint_->main_format()),
               " weight_dtype=", ops::WeightDtypeName(dtype), " requested=", options.weight_dtype,
-              " ", LogField("device", device()));
+              LogField("device", device()));
     if (layout_.format == kv::KvFormat::kFp8) scales_ = model::MakeKvScales(*checkpoint_);
     BATON_ASSIGN_OR_RETURN(model::Weights weights, model::LoadWeights(*checkpoint_, *backend_));
     weight_bytes_ = weights.bytes();

@@ -161,8 +161,8 @@ class CheckpointBuilder {
       num_found += !all[layer].k.empty();
       num_found += !all[layer].v.empty();
       if (!first_missing.empty()) continue;
-      if (all[layer].k.empty()) first_missing = absl::StrCat("k_scale of layer ", layer);
       if (all[layer].v.empty()) first_missing = absl::StrCat("v_scale of layer ", layer);
+      if (all[layer].k.empty()) first_missing = absl::StrCat("k_scale of layer ", layer);
     }
     if (num_found == 0) return absl::OkStatus();
     if (!first_missing.empty()) {

@@ -120,6 +120,7 @@ absl::Status ValidateConfig(const std::string& path, const ModelConfig& config) 
   check.In("intermediate_size", config.ffn, 1, 1 << 20);
   check.In("vocab_size", config.vocab, 1, 1 << 22);
   check.In("rms_norm_eps", config.rms_eps, 1e-12, 1e-1);
+  CheckRope(config, &check);  // before the limit that was worked out from it
   check.In("max_position_embeddings", config.max_position, 1, kPositionsMax);
   check.True("head_dim", config.head_dim % 2 == 0, "is odd");
   check.True("num_key_value_heads",
@@ -129,7 +130,6 @@ absl::Status ValidateConfig(const std::string& path, const ModelConfig& config) 
     check.True("eos_token_id", id < static_cast<uint32_t>(config.vocab),
                "is outside the vocabulary");
   }
-  CheckRope(config, &check);
   CheckDefaults(config.defaults, &check);
   return check.status();
 }

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Writes corpus/: small right files for the fuzz targets to start from, and files that once made a reader fail somewhere.
+Standard library only; the results are committed.
+"""
+import json
+import os
+import struct
+
+CORPUS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "corpus")
+
+
+def write(target, name, data):
+    os.makedirs(os.path.join(CORPUS, target), exist_ok=True)
+    with open(os.path.join(CORPUS, target, name), "wb") as f:
+        f.write(data)
+
+
+def safetensors(header, data=b"", length=None):
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(raw) if length is None else length) + raw + data
+
+
+def tensor(dtype, shape, begin, end):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def make_safetensors():
+    two = {"__metadata__": {"format": "pt"}, "a": tensor("F32", [2, 3], 0, 24), "b": tensor("BF16", [2], 24, 28)}
+    write("safetensors", "two_tensors", safetensors(two, bytes(28)))
+    write("safetensors", "scalar", safetensors({"s": tensor("F16", [], 0, 2)}, bytes(2)))
+    write("safetensors", "no_tensors", safetensors({}))
+    write("safetensors", "empty_tensor", safetensors({"e": tensor("I64", [0, 4], 0, 0)}))
+    write("safetensors", "length_0", safetensors(two, bytes(28), 0))
+    write("safetensors", "length_7", safetensors(two, bytes(28), 7))
+    write("safetensors", "length_2_63", safetensors(two, bytes(28), 1 << 63))
+    write("safetensors", "length_max", safetensors(two, bytes(28), (1 << 64) - 1))
+    write("safetensors", "size_overflows", safetensors({"o": tensor("F32", [1 << 62, 4], 0, 0)}))
+    write("safetensors", "overlap", safetensors({"a": tensor("U8", [2], 0, 2), "b": tensor("U8", [2], 1, 3)}, bytes(3)))
+    write("safetensors", "nesting", safetensors(b"[" * 4096))
+    write("safetensors", "short", b"\x01\x02\x03")
+
+
+def text(value):
+    raw = value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def key(name, kind, value):
+    return text(name) + struct.pack("<I", kind) + value
+
+
+def make_gguf():
+    keys = [key("general.architecture", 8, text("llama")), key("llama.block_count", 4, struct.pack("<I", 1)),
+            key("llama.context_length", 4, struct.pack("<I", 64)),
+            key("llama.embedding_length", 4, struct.pack("<I", 32)),
+            key("llama.feed_forward_length", 4, struct.pack("<I", 32)),
+            key("llama.attention.head_count", 4, struct.pack("<I", 2)),
+            key("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5)),
+            key("llama.rope.scaling.type", 8, text("yarn")), key("llama.rope.scaling.factor", 6, struct.pack("<f", 2)),
+            key("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 2) + text("<|im_end|>") + text("a")),
+            key("tokenizer.ggml.token_type", 9, struct.pack("<IQ", 5, 2) + struct.pack("<2i", 3, 1))]
+    tensors = text("token_embd.weight") + struct.pack("<I2QIQ", 2, 32, 2, 8, 0)
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, len(keys)) + b"".join(keys) + tensors
+    write("gguf", "llama", head + bytes(-len(head) % 32) + bytes(68))
+    write("gguf", "empty", b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
+    write("gguf", "version_2", b"GGUF" + struct.pack("<IQQ", 2, 0, 1) + key("general.alignment", 4, struct.pack("<I", 8)))
+    write("gguf", "counts_max", b"GGUF" + struct.pack("<IQQ", 3, (1 << 64) - 1, (1 << 64) - 1))
+    write("gguf", "string_2_63", b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 63) + b"key")
+    write("gguf", "array_2_62", b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key("a", 9, struct.pack("<IQ", 10, 1 << 62)))
+    write("gguf", "nested_array", b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key("a", 9, struct.pack("<IQ", 9, 1)))
+    write("gguf", "shape_overflows", b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text("w") +
+          struct.pack("<I4QIQ", 4, 1 << 16, 1 << 16, 1 << 16, 1 << 16, 0, 0))
+
+
+def make_config():
+    base = {"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 96, "vocab_size": 256,
+            "max_position_embeddings": 4096, "eos_token_id": [1, 2]}
+    generation = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": 3, "do_sample": True}
+    both = json.dumps(base).encode() + b"\0" + json.dumps(generation).encode()
+    write("config", "qwen3_with_generation", both)
+    new = {**base, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6, "mscale": 1.0,
+                                       "mscale_all_dim": 0.5, "truncate": False}}
+    write("config", "rope_parameters", json.dumps(new).encode())
+    write("config", "linear", json.dumps({**base, "rope_scaling": {"type": "linear", "factor": 1024.0}}).encode())
+    write("config", "sliding", json.dumps({**base, "layer_types": ["full_attention"] * 2, "sliding_window": 4}).encode())
+    write("config", "huge", json.dumps({**base, "hidden_size": 1 << 62, "head_dim": 1e308}).encode())
+    write("config", "not_an_object", b"[[[[]]]]")
+
+
+if __name__ == "__main__":
+    make_safetensors()
+    make_gguf()
+    make_config()

@@ -72,7 +72,7 @@ class Sender {
   // Gives up: nothing is read from the source blocks after on_done.
   virtual void Abort(TransferId id, absl::string_view reason) = 0;
 
-  // From the control channel: Landed, Revoke, Heartbeat.
+  // From the control channel: Landed, Revoke, Heartbeat. None may be under way or follow when the sender is destroyed.
   virtual void OnMessage(const worker::v1::PeerMessage& message) = 0;
   // The peer or the link is gone: every open transfer ends with UNAVAILABLE.
   virtual void OnPeerGone(const absl::Status& reason) = 0;

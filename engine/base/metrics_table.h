@@ -12,7 +12,7 @@
   /* Requests inside a worker. */                                                                                     \
   X(PromptTokens, "baton_prompt_tokens_total", kWorkers, "source=computed|cached|transferred",                        \
     "Prompt tokens by where their KV came from.")                                                                     \
-  X(GenerationTokens, "baton_generation_tokens_total", kWorkers, "", "Tokens generated.")                             \
+  X(GenerationTokens, "baton_generation_tokens_total", kAll, "", "Tokens generated; in the router: received for clients.")     \
   X(RequestsFinished, "baton_requests_finished_total", kWorkers, "finished_reason=stop|length|tool_calls|abort|error", \
     "Requests that ended in this worker, by reason; each counts once.")                                               \
   X(PrefixCacheQueries, "baton_prefix_cache_queries_total", kWorkers, "", "Prompt tokens looked up in the prefix cache.") \

@@ -1,0 +1,253 @@
+#include "router/generate_call.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/log.h"
+#include "engine/base/status_macros.h"
+#include "engine/process/grpc_status.h"
+#include "router/call_attempt.h"
+#include "router/request_check.h"
+
+namespace baton::router {
+
+// When a client should come back that found the queue full or no worker.
+constexpr absl::Duration kRetryDelay = absl::Seconds(1);
+
+GenerateCall::GenerateCall(const CallDeps& deps, CallRequest request, std::unique_ptr<ClientSink> sink)
+    : deps_(deps), request_(std::move(request)), sink_(std::move(sink)) {
+  times_.received = request_.received;
+  deps_.metrics->in_flight.Add(1);
+}
+
+GenerateCall::~GenerateCall() = default;
+
+void GenerateCall::Start(absl::Status refusal, absl::string_view refusal_reason) {
+  strand_.Post([self = shared_from_this(), refusal = std::move(refusal), reason = std::string(refusal_reason)] {
+    self->Begin(refusal, reason);
+  });
+}
+
+void GenerateCall::OnClientCancel(absl::Status status) {
+  strand_.Post([self = shared_from_this(), status = std::move(status)] { self->End(status); });
+}
+
+void GenerateCall::Begin(const absl::Status& refusal, absl::string_view refusal_reason) {
+  if (ended_) return;
+  if (!refusal.ok()) return Reject(refusal, refusal_reason);
+  const absl::Status valid = CheckRequest(*request_.request, deps_.facts->config.vocab_size);
+  if (!valid.ok()) return Reject(valid, "invalid");
+  const absl::Status usable = deps_.table->Usable();
+  if (!usable.ok()) {
+    return Reject(absl::IsUnavailable(usable) ? process::WithRetryInfo(usable, kRetryDelay) : usable, "no_worker");
+  }
+  absl::StatusOr<Admission::Id> id =
+      deps_.admission->Enter(request_.deadline, [self = shared_from_this()](absl::Status status) {
+        self->strand_.Post([self, status = std::move(status)] { self->OnAdmitted(status); });
+      });
+  if (!id.ok()) return Reject(process::WithRetryInfo(id.status(), kRetryDelay), "queue_full");
+  waiting_ = *id;
+}
+
+void GenerateCall::OnAdmitted(const absl::Status& status) {
+  waiting_.reset();
+  has_place_ = status.ok();
+  if (ended_) {  // the client left while the place was being given
+    if (has_place_) deps_.admission->Leave();
+    return;
+  }
+  if (!status.ok()) return Reject(status, "deadline");
+  times_.admitted = deps_.clock->Now();
+  deps_.metrics->queue_time.Observe(absl::ToDoubleSeconds(*times_.admitted - times_.received));
+  uint32_t max_model_len = deps_.table->max_model_len();
+  if (deps_.max_model_len > 0) max_model_len = std::min(max_model_len, deps_.max_model_len);
+  deps_.encoder->Encode(request_.request, MaxTextBytes(max_model_len),
+                        [self = shared_from_this()](absl::StatusOr<EncodedPrompt> prompt) {
+                          self->strand_.Post([self, prompt = std::move(prompt)]() mutable {
+                            self->OnEncoded(std::move(prompt));
+                          });
+                        });
+}
+
+void GenerateCall::OnEncoded(absl::StatusOr<EncodedPrompt> prompt) {
+  if (ended_) return;
+  absl::Status status = prompt.status();
+  if (status.ok()) status = Prepare(*std::move(prompt));
+  if (!status.ok()) return Reject(status, absl::IsResourceExhausted(status) ? "queue_full" : "invalid");
+  times_.encoded = deps_.clock->Now();
+  deps_.metrics->tokenize.Observe(absl::ToDoubleSeconds(*times_.encoded - *times_.admitted));
+  Dispatch();
+}
+
+absl::Status GenerateCall::Prepare(EncodedPrompt prompt) {
+  uint32_t max_model_len = deps_.table->max_model_len();
+  if (max_model_len == 0) return absl::UnavailableError("no worker is ready any more");
+  if (deps_.max_model_len > 0) max_model_len = std::min(max_model_len, deps_.max_model_len);
+  prompt_ids_ = std::move(prompt.ids);
+  BATON_ASSIGN_OR_RETURN(sampling_, ResolveSampling(*request_.request, deps_.facts->config, prompt_tokens(),
+                                                    max_model_len, deps_.draw_seed()));
+  BATON_ASSIGN_OR_RETURN(const text::StopMatcher stops,
+                         text::StopMatcher::Create({sampling_.stop().begin(), sampling_.stop().end()},
+                                                   request_.request->include_stop()));
+  const text::TextAssembler assembler(
+      *deps_.facts->tokenizer, stops,
+      {.show_special = request_.request->show_special(), .include_stop = request_.request->include_stop()});
+  for (uint32_t i = 0; i < sampling_.n(); ++i) answers_.emplace_back(i, prompt_tokens(), sampling_, assembler);
+  last_token_.resize(sampling_.n());
+  return absl::OkStatus();
+}
+
+uint32_t GenerateCall::sent_tokens() const {
+  uint32_t sum = 0;
+  for (const AnswerText& answer : answers_) sum += static_cast<uint32_t>(answer.ids().size());
+  return sum;
+}
+
+void GenerateCall::DeliverFirst() {
+  Attempt& attempt = *attempt_;
+  if (!attempt.first.has_value() || attempt.first_delivered) return;
+  const bool all_finished = attempt.first->finished_size() == static_cast<int>(sampling_.n());
+  if (attempt.decode != nullptr && !attempt.reserved && !all_finished) return;
+  attempt.first_delivered = true;
+  if (!times_.first_written.has_value()) times_.dispatched = attempt.dispatched;
+  const auto first = std::move(*attempt.first);
+  Deliver(first.tokens(), first.finished(), /*from_decode=*/false);
+  while (!ended_ && !attempt.held.empty()) {
+    const auto tokens = std::move(attempt.held.front());
+    attempt.held.pop_front();
+    Deliver(tokens.tokens(), tokens.finished(), /*from_decode=*/true);
+  }
+}
+
+void GenerateCall::Deliver(const google::protobuf::RepeatedPtrField<worker::v1::Token>& tokens,
+                           const google::protobuf::RepeatedPtrField<worker::v1::ChoiceFinished>& finished,
+                           bool from_decode) {
+  const absl::Duration start = deps_.clock->Now();
+  for (const worker::v1::Token& token : tokens) {
+    if (!Accept(token)) return;
+  }
+  for (const worker::v1::ChoiceFinished& end : finished) {
+    if (end.choice() >= answers_.size()) continue;
+    answers_[end.choice()].Finish(end);
+    attempt_->worker_ended[end.choice()] = true;
+    attempt_->decode_ended_one |= from_decode;
+  }
+  times_.detokenize += deps_.clock->Now() - start;
+  Emit();
+  if (!ended_) MaybeComplete();
+}
+
+// False: the call has ended.
+bool GenerateCall::Accept(const worker::v1::Token& token) {
+  absl::StatusOr<bool> is_new = absl::InternalError(absl::StrCat("answer: choice=", token.choice(), " of ", answers_.size()));
+  if (token.choice() < answers_.size()) is_new = answers_[token.choice()].Accept(token);
+  if (!is_new.ok()) {
+    End(is_new.status());
+    return false;
+  }
+  if (*is_new) NoteToken(token.choice());
+  return true;
+}
+
+void GenerateCall::NoteToken(uint32_t choice) {
+  const absl::Duration now = deps_.clock->Now();
+  absl::Duration& last = last_token_[choice];
+  if (last != absl::ZeroDuration()) {
+    ++times_.num_gaps;
+    times_.gaps += now - last;
+    deps_.metrics->InterTokenLatency(request_.method).Observe(absl::ToDoubleSeconds(now - last));
+  }
+  last = now;
+  deps_.metrics->generation_tokens.Increment();
+}
+
+bool GenerateCall::AllFinished() const {
+  return !answers_.empty() && std::all_of(answers_.begin(), answers_.end(), [](const AnswerText& a) { return a.finished(); });
+}
+
+// The very last message waits for usage and timings.
+void GenerateCall::Emit() {
+  std::vector<v1::GenerateResponse> messages;
+  for (AnswerText& answer : answers_) {
+    v1::GenerateResponse message;
+    if (answer.Take(&message)) messages.push_back(std::move(message));
+  }
+  if (messages.empty()) return;
+  if (AllFinished()) {
+    last_message_ = std::move(messages.back());
+    messages.pop_back();
+    if (!times_.first_written.has_value()) times_.first_written = deps_.clock->Now();
+  }
+  for (v1::GenerateResponse& message : messages) {
+    message.set_request_id(request_.request_id);
+    const absl::Status written = sink_->Write(std::move(message));
+    if (!written.ok()) return End(written);
+    if (!times_.first_written.has_value()) times_.first_written = deps_.clock->Now();
+  }
+}
+
+void GenerateCall::MaybeComplete() {
+  if (!last_message_.has_value()) return;
+  Attempt& attempt = *attempt_;
+  if (attempt.decode_open && !attempt.decode_done) {
+    // The decode worker sends its figures next, unless it knows nothing of the end: a stop that only the router sees, or
+    // the prefill worker's first token.
+    const auto& ended = attempt.worker_ended;
+    if (attempt.decode_ended_one && std::find(ended.begin(), ended.end(), false) == ended.end()) return;
+    attempt.decode->Cancel();
+  }
+  const bool figures_missing = attempt.prefill_open && attempt.decode_done && !times_.prefill_done.has_value();
+  if (!figures_missing) return Complete();
+  if (timer_.has_value()) return;
+  timer_ = deps_.timers->At(deps_.clock->Now() + deps_.done_grace, [self = shared_from_this()] {
+    self->strand_.Post([self] {
+      self->timer_.reset();
+      if (!self->ended_) self->Complete();
+    });
+  });
+}
+
+void GenerateCall::Complete() {
+  v1::GenerateResponse message = *std::move(last_message_);
+  message.set_request_id(request_.request_id);
+  v1::Usage* usage = message.mutable_finished()->mutable_usage();
+  usage->set_prompt_tokens(prompt_tokens());
+  usage->set_completion_tokens(sent_tokens());
+  usage->set_cached_prompt_tokens(cached_prompt_tokens_);
+  usage->set_seed(sampling_.seed());
+  v1::Timings* timings = message.mutable_finished()->mutable_timings();
+  FillTimings(times_, deps_.clock->Now(), timings);
+  timings->set_prefill_worker(attempt_->route.prefill);
+  timings->set_decode_worker(attempt_->route.decode);
+  timings->set_retries(num_attempts_ - 1);
+  End(sink_->Write(std::move(message)));
+}
+
+void GenerateCall::Reject(const absl::Status& status, absl::string_view reason) {
+  deps_.metrics->CountRejected(reason);
+  End(status);
+}
+
+void GenerateCall::End(const absl::Status& status) {
+  if (ended_) return;
+  ended_ = true;
+  if (waiting_.has_value()) deps_.admission->Cancel(*waiting_);  // too late: OnAdmitted gives the place back
+  if (timer_.has_value()) deps_.timers->Cancel(*timer_);
+  DropAttempt();
+  if (has_place_) deps_.admission->Leave();
+  has_place_ = false;
+  const absl::Duration now = deps_.clock->Now();
+  ObserveTimes(times_, request_.method, *deps_.metrics);
+  deps_.metrics->RequestDuration(request_.method).Observe(absl::ToDoubleSeconds(now - times_.received));
+  deps_.metrics->CountRequest(request_.method, status.code());
+  deps_.metrics->in_flight.Add(-1);
+  if (absl::IsInternal(status) || absl::IsUnavailable(status) || absl::IsDataLoss(status)) {
+    BATON_LOG(Warning, "request failed", LogField("request_id", request_.request_id),
+              LogField("code", absl::StatusCodeToString(status.code())), LogField("message", status.message()),
+              LogField("tokens_sent", sent_tokens()), LogField("attempts", num_attempts_));
+  }
+  sink_->Finish(status);
+}
+
+}  // namespace baton::router

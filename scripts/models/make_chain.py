@@ -23,8 +23,8 @@ After an ignored <|im_end|> the chat script begins again, after <|endoftext|> sc
 somewhere in an endless row of words (printable entries) or of odd bytes (the others); a digit is such a token.
 
 chain.json beside the weights says the same for programs: "next" is the table (next[id] is the id after it); "scripts"
-has for each trigger "trigger_id", "ids" (after the trigger, end token included; one round of a loop), "text", and "end",
-which is "<|im_end|>", "<|endoftext|>" or "loop". The draft's chain.json has its own "next" alone.
+has for each trigger "trigger_id", "ids" (after the trigger, end token included; one round of a loop), "text" and "end",
+which is <|im_end|>, <|endoftext|> or loop. The draft's chain.json has its own "next" alone.
 
 Variants:
   --script 'A=some text'

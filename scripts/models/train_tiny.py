@@ -27,8 +27,8 @@ import tiny_data  # noqa: E402
 
 CONTEXT = 2048
 ROPE_THETA = 10000
-WINDOW = 256  # Tokens of a training row; the last tenth of the run sees rows of CONTEXT tokens.
-STEP_TOKENS = 2048
+WINDOW = 256  # Tokens of a training row; the last tenth of the run sees steps of one row of CONTEXT tokens.
+STEP_TOKENS = 512
 WARM_UP = 0.03  # Share of the run, as LONG_FROM is.
 LONG_FROM = 0.9
 SAVE_SECONDS = 300
@@ -36,10 +36,10 @@ WEIGHT_DECAY = 0.1
 PRESETS = {
     "tiny-qwen3": {
         "shape": {"hidden": 192, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 512},
-        "minutes": 45, "rate": 2.5e-3},
+        "minutes": 45, "rate": 2e-3},
     "tiny-qwen3-draft": {
         "shape": {"hidden": 96, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 256},
-        "minutes": 12, "rate": 4e-3},
+        "minutes": 12, "rate": 3e-3},
 }
 
 
@@ -48,7 +48,10 @@ def make_config(shape):
                                  rope_theta=ROPE_THETA, **shape)
 
 
-def make_model(config):
+def make_model(config, start_dir=None):
+    """New weights, or those of an earlier run's directory."""
+    if start_dir:
+        return transformers.Qwen3ForCausalLM.from_pretrained(start_dir, dtype=torch.float32)
     torch.manual_seed(1)
     settings = {k: v for k, v in config.items() if k not in ("architectures", "torch_dtype")}
     return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**settings))
@@ -57,16 +60,17 @@ def make_model(config):
 class Batches:
     """Endless batches of [rows, length] ids; every epoch is shuffled anew and holds other chats."""
 
-    def __init__(self, chapters, tokenizer):
+    def __init__(self, chapters, tokenizer, epoch):
         self.chapters, self.tokenizer = chapters, tokenizer
-        self.stream, self.epoch, self.at = [], 0, 0
+        self.stream, self.epoch, self.at = [], epoch, 0
 
     def next(self, length):
-        if self.at + STEP_TOKENS > len(self.stream):
+        count = max(STEP_TOKENS, length)
+        if self.at + count > len(self.stream):
             self.epoch, self.at = self.epoch + 1, 0
             self.stream = tiny_data.token_stream(self.chapters, self.tokenizer, self.epoch)
-        self.at += STEP_TOKENS
-        return torch.tensor(self.stream[self.at - STEP_TOKENS:self.at]).view(-1, length)
+        self.at += count
+        return torch.tensor(self.stream[self.at - count:self.at]).view(-1, length)
 
 
 def loss_of(model, ids):
@@ -89,7 +93,7 @@ def make_optimizer(model, rate):
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
 
 
 def rate_at(done, rate):
@@ -103,20 +107,20 @@ def rate_at(done, rate):
 def train(model, batches, held_ids, minutes, rate, save_now):
     optimizer = make_optimizer(model, rate)
     model.train()
-    start, saved, step, shown = time.time(), time.time(), 0, 0.0
+    start, saved, step, tokens, shown = time.time(), time.time(), 0, 0, 0.0
     while (done := (time.time() - start) / (60 * minutes)) < 1:
         for group in optimizer.param_groups:
             group["lr"] = rate_at(done, rate)
-        loss = loss_of(model, batches.next(WINDOW if done < LONG_FROM else CONTEXT))
+        ids = batches.next(WINDOW if done < LONG_FROM else CONTEXT)
+        loss = loss_of(model, ids)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        step += 1
-        shown = loss.item() if step == 1 else 0.97 * shown + 0.03 * loss.item()
-        if step % 20 == 0:
-            print(f"step={step} done={done:.3f} epoch={batches.epoch} tokens={step * STEP_TOKENS} loss={shown:.4f}",
-                  flush=True)
+        step, tokens = step + 1, tokens + ids.numel()
+        shown = loss.item() if step == 1 else 0.99 * shown + 0.01 * loss.item()
+        if step % 100 == 0:
+            print(f"step={step} done={done:.3f} epoch={batches.epoch} tokens={tokens} loss={shown:.4f}", flush=True)
         if time.time() - saved > SAVE_SECONDS:
             print(f"held_out_loss={held_out_loss(model, held_ids):.4f}", flush=True)
             save_now()
@@ -144,6 +148,8 @@ def main():
     parser.add_argument("--out", required=True, metavar="DIR")
     parser.add_argument("--held-out", metavar="FILE", help="also write the held-out text")
     parser.add_argument("--minutes", type=float, help="instead of the preset's")
+    parser.add_argument("--start", metavar="DIR", help="go on from the weights of an earlier run")
+    parser.add_argument("--epoch", type=int, default=0, help="epochs of text that earlier runs have used")
     args = parser.parse_args()
     preset = PRESETS[args.preset]
     torch.set_num_threads(1)
@@ -155,10 +161,10 @@ def main():
         with open(args.held_out, "w", encoding="utf-8") as f:
             f.write(held_text)
     config = make_config(preset["shape"])
-    model = make_model(config)
+    model = make_model(config, args.start)
     print(f"parameters={sum(p.numel() for p in model.parameters())}", flush=True)
     held_ids = tokenizer.encode(held_text).ids
-    train(model, Batches(chapters, tokenizer), held_ids, args.minutes or preset["minutes"], preset["rate"],
+    train(model, Batches(chapters, tokenizer, args.epoch), held_ids, args.minutes or preset["minutes"], preset["rate"],
           lambda: save(model, config, tokenizer_json, args.out))
     save(model, config, tokenizer_json, args.out)
     model.to(torch.bfloat16).to(torch.float32)

@@ -216,11 +216,15 @@ absl::StatusOr<UniqueFd> ConnectTcp(absl::string_view host_port, absl::Duration 
            : errno == EINPROGRESS ? FinishConnect(fd.get(), host_port, timeout)
                                   : SocketError(absl::StrCat("connect ", host_port));
     if (!last.ok()) continue;
-    const int on = 1;
-    setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    SetNoDelay(fd.get());
     return fd;
   }
   return last;
+}
+
+void SetNoDelay(int fd) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
 absl::StatusOr<UniqueFd> AcceptSocket(int listen_fd) {

@@ -65,6 +65,8 @@ absl::StatusOr<UniqueFd> ListenTcp(const std::string& host, int port);
 absl::StatusOr<int> LocalPort(int fd);
 absl::StatusOr<UniqueFd> ConnectTcp(absl::string_view host_port, absl::Duration timeout);
 absl::StatusOr<UniqueFd> AcceptSocket(int listen_fd);
+// Small frames leave at once: grants and acknowledgements would else wait for the other side's delayed ACK (40 ms).
+void SetNoDelay(int fd);
 
 // Errors: FAILED_PRECONDITION when the process at the other end of a Unix socket runs as another user.
 absl::Status CheckSameUser(int fd);

@@ -26,7 +26,11 @@ class TcpListener : public PutListener {
   std::string address() const override { return address_; }
   bool peer_writes() const override { return false; }
   int fd() const override { return fd_.get(); }
-  absl::StatusOr<UniqueFd> Accept() override { return AcceptSocket(fd_.get()); }
+  absl::StatusOr<UniqueFd> Accept() override {
+    BATON_ASSIGN_OR_RETURN(UniqueFd fd, AcceptSocket(fd_.get()));
+    SetNoDelay(fd.get());
+    return fd;
+  }
 
   absl::Status Welcome(int fd) override {
     const WelcomeFrame welcome{static_cast<uint32_t>(layout_.num_layers), static_cast<uint32_t>(layout_.num_kv_heads),

@@ -50,9 +50,10 @@ INSTANTIATE_TEST_SUITE_P(All, FormatContractTest,
 
 // Lengths around the block edges; only valid rows travel, only into the reserved blocks.
 TEST_P(FormatContractTest, EveryPromptLengthLandsExactly) {
+  HandoffPair pair(std::get<0>(GetParam()), std::get<1>(GetParam()), [](auto* options) { options->checksums = true; });
   for (const int prompt_tokens : {1, 2, 63, 64, 65, 128, 300}) {
     SCOPED_TRACE(prompt_tokens);
-    HandoffPair pair(std::get<0>(GetParam()), std::get<1>(GetParam()), [](auto* options) { options->checksums = true; });
+    std::memset(pair.decode().pool().data(), 0xee, pair.decode().pool().size());
     const int blocks = kv::BlocksFor(prompt_tokens);
     std::vector<kv::BlockId> ours, peers;
     for (int i = 0; i < blocks; ++i) {  // scattered differently on both sides

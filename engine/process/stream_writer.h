@@ -11,6 +11,12 @@
 
 namespace baton::process {
 
+enum class WriteResult {
+  kQueued,
+  kFull,    // the limit of waiting messages is reached
+  kClosed,  // finished, or the peer is gone
+};
+
 // Owned by a reactor (server or client side), which forwards OnWriteDone. Thread-safe; its callbacks run on whatever
 // thread made them due, outside the lock, and one at a time per kind.
 //
@@ -34,21 +40,23 @@ class StreamWriter {
   explicit StreamWriter(Callbacks callbacks, size_t limit = kDefaultLimit)
       : callbacks_(std::move(callbacks)), limit_(limit) {}
 
-  // Queues a message; never blocks. False when the stream is finished, broken or has `limit` messages waiting: the
-  // message is dropped.
-  bool Write(Message message) {
+  // Queues a message; never blocks. Unless kQueued, the message is dropped.
+  WriteResult TryWrite(Message message) {
     const Message* start = nullptr;
     {
       base::MutexLock lock(&mutex_);
-      if (finishing_ || broken_ || queue_.size() >= limit_) return false;
+      if (finishing_ || broken_) return WriteResult::kClosed;
+      if (queue_.size() >= limit_) return WriteResult::kFull;
       queue_.push_back(std::move(message));
-      if (writing_) return true;
+      if (writing_) return WriteResult::kQueued;
       writing_ = true;
       start = &queue_.front();
     }
     callbacks_.start_write(start);
-    return true;
+    return WriteResult::kQueued;
   }
+  // The same, for those who do not care why: true when queued.
+  bool Write(Message message) { return TryWrite(std::move(message)) == WriteResult::kQueued; }
 
   // What is queued is still written, unless `status` is an error: then what waits is dropped. Only the first call counts.
   void Finish(absl::Status status) {

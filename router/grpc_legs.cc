@@ -1,0 +1,149 @@
+#include "router/grpc_legs.h"
+
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "baton/worker/v1/decode.grpc.pb.h"
+#include "baton/worker/v1/prefill.grpc.pb.h"
+#include "engine/process/channel.h"
+#include "engine/process/grpc_status.h"
+#include "engine/process/stream_writer.h"
+#include "grpcpp/channel.h"
+#include "grpcpp/client_context.h"
+
+namespace baton::router {
+namespace {
+
+// One bidirectional call. gRPC holds it until OnDone; the handle that the request holds may go earlier or later, hence
+// the shared ownership.
+template <typename Request, typename Response>
+class LegCall : public grpc::ClientBidiReactor<Request, Response>,
+                public std::enable_shared_from_this<LegCall<Request, Response>> {
+ public:
+  explicit LegCall(LegEvents<Response> events)
+      : events_(std::move(events)),
+        writer_({.start_write = [this](const Request* request) { this->StartWrite(request); },
+                 .finish = [](const absl::Status&) {}}) {}
+
+  grpc::ClientContext* context() { return &context_; }
+
+  // After the stub has bound the reactor. The call lives until OnDone.
+  void Start(Request open) {
+    self_ = this->shared_from_this();
+    // Keeps OnDone away while requests may still be written from outside the reactor's own callbacks.
+    this->AddHold();
+    this->StartRead(&response_);
+    this->StartCall();
+    Write(std::move(open));
+  }
+  // After Release: nothing.
+  void Write(Request request) {
+    base::MutexLock lock(&mutex_);
+    if (!released_) writer_.Write(std::move(request));
+  }
+  void Cancel() { context_.TryCancel(); }
+  // Nothing more will be written. Idempotent.
+  void Release() {
+    base::MutexLock lock(&mutex_);
+    if (!released_) this->RemoveHold();
+    released_ = true;
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      Release();  // the worker has ended the call: writing is over
+      return;
+    }
+    Response message = std::move(response_);
+    response_.Clear();
+    this->StartRead(&response_);
+    events_.on_message(std::move(message));
+  }
+  void OnWriteDone(bool ok) override { writer_.OnWriteDone(ok); }
+  void OnDone(const grpc::Status& status) override {
+    const std::shared_ptr<LegCall> self = std::move(self_);
+    LegEvents<Response> events = std::move(events_);
+    events.on_end(process::FromGrpcStatus(status));
+  }
+
+ private:
+  LegEvents<Response> events_;
+  grpc::ClientContext context_;
+  Response response_;
+  process::StreamWriter<Request> writer_;
+  base::Mutex mutex_;
+  bool released_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<LegCall> self_;  // from Start to OnDone
+};
+
+std::chrono::system_clock::time_point WallTime(absl::Duration deadline, const base::Clock& clock) {
+  return absl::ToChronoTime(absl::Now() + (deadline - clock.Now()));
+}
+
+class GrpcPrefillLeg : public PrefillLeg {
+ public:
+  using Call = LegCall<worker::v1::PrefillRequest, worker::v1::PrefillResponse>;
+  GrpcPrefillLeg(std::unique_ptr<worker::v1::PrefillWorker::Stub> stub, std::shared_ptr<Call> call)
+      : stub_(std::move(stub)), call_(std::move(call)) {}
+  ~GrpcPrefillLeg() override { call_->Release(); }
+  void SendTicket(worker::v1::PrefillRequest::Ticket ticket) override {
+    worker::v1::PrefillRequest request;
+    *request.mutable_ticket() = std::move(ticket);
+    call_->Write(std::move(request));
+  }
+  void Cancel() override { call_->Cancel(); }
+
+ private:
+  const std::unique_ptr<worker::v1::PrefillWorker::Stub> stub_;
+  const std::shared_ptr<Call> call_;
+};
+
+class GrpcDecodeLeg : public DecodeLeg {
+ public:
+  using Call = LegCall<worker::v1::DecodeRequest, worker::v1::DecodeResponse>;
+  GrpcDecodeLeg(std::unique_ptr<worker::v1::DecodeWorker::Stub> stub, std::shared_ptr<Call> call)
+      : stub_(std::move(stub)), call_(std::move(call)) {}
+  ~GrpcDecodeLeg() override { call_->Release(); }
+  void Cancel() override { call_->Cancel(); }
+
+ private:
+  const std::unique_ptr<worker::v1::DecodeWorker::Stub> stub_;
+  const std::shared_ptr<Call> call_;
+};
+
+}  // namespace
+
+WorkerChannels::WorkerChannels(const std::vector<std::string>& addresses) {
+  for (const std::string& address : addresses) channels_[address] = process::MakeChannel(address);
+}
+WorkerChannels::~WorkerChannels() = default;
+
+std::unique_ptr<PrefillLeg> GrpcLegFactory::OpenPrefill(const std::string& address,
+                                                        worker::v1::PrefillRequest::Open open,
+                                                        absl::Duration deadline, PrefillEvents events) {
+  auto stub = worker::v1::PrefillWorker::NewStub(channels_->of(address));
+  auto call = std::make_shared<GrpcPrefillLeg::Call>(std::move(events));
+  call->context()->set_deadline(WallTime(deadline, *clock_));
+  stub->async()->Prefill(call->context(), call.get());
+  worker::v1::PrefillRequest request;
+  *request.mutable_open() = std::move(open);
+  call->Start(std::move(request));
+  return std::make_unique<GrpcPrefillLeg>(std::move(stub), std::move(call));
+}
+
+std::unique_ptr<DecodeLeg> GrpcLegFactory::OpenDecode(const std::string& address,
+                                                      worker::v1::DecodeRequest::Open open, absl::Duration deadline,
+                                                      DecodeEvents events) {
+  auto stub = worker::v1::DecodeWorker::NewStub(channels_->of(address));
+  auto call = std::make_shared<GrpcDecodeLeg::Call>(std::move(events));
+  call->context()->set_deadline(WallTime(deadline, *clock_));
+  stub->async()->Generate(call->context(), call.get());
+  worker::v1::DecodeRequest request;
+  *request.mutable_open() = std::move(open);
+  call->Start(std::move(request));
+  return std::make_unique<GrpcDecodeLeg>(std::move(stub), std::move(call));
+}
+
+}  // namespace baton::router

@@ -1,0 +1,158 @@
+// baton-router: takes the clients' calls, finds workers for them, and puts the answers together.
+
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+
+#include <openssl/rand.h>
+
+#include "absl/flags/flag.h"
+#include "engine/base/flags.h"
+#include "engine/base/log.h"
+#include "engine/base/status_macros.h"
+#include "engine/base/version.h"
+#include "engine/process/server_process.h"
+#include "router/grpc_legs.h"
+#include "router/router_options.h"
+#include "router/router_service.h"
+
+using baton::router::RouterOptions;
+
+#define ROUTER_FLAG(type, name, help) ABSL_FLAG(type, name, RouterOptions{}.name, help)
+ROUTER_FLAG(std::string, model, "Model that the workers serve, for its tokenizer and chat template: a Hugging Face directory or a GGUF file.");
+ROUTER_FLAG(std::string, served_model_name, "Name clients may ask for; empty: the last part of the model's path.");
+ROUTER_FLAG(std::string, chat_template, "Name of a built-in chat template; empty: the model's own.");
+ROUTER_FLAG(std::string, topology, "pd: prefill and decode workers. single: decode workers that compute prompts themselves.");
+ROUTER_FLAG(std::string, prefill, "Prefill workers: HOST:PORT, with commas between several.");
+ROUTER_FLAG(std::string, decode, "Decode workers: HOST:PORT, with commas between several.");
+ROUTER_FLAG(std::string, listen, "HOST:PORT of the gRPC server; port 0: any free one.");
+ROUTER_FLAG(int32_t, http_port, "Port of /metrics, /health and /ready; 0: any free one, -1: none.");
+ROUTER_FLAG(std::string, port_file, "File that gets {\"grpc\":PORT,\"http\":PORT} when both are open; empty: none.");
+ROUTER_FLAG(bool, reflection, "Serve gRPC reflection.");
+ROUTER_FLAG(bool, channelz, "Serve gRPC channelz.");
+ROUTER_FLAG(int32_t, max_concurrent, "Most requests at work at a time; further ones wait.");
+ROUTER_FLAG(int32_t, max_queue, "Most requests that wait; further ones are refused.");
+ROUTER_FLAG(int32_t, max_model_len, "Most tokens of prompt and answer together; 0: what the workers take.");
+ROUTER_FLAG(int32_t, client_buffer, "Most messages of an answer that wait for a slow client; above it the answer ends.");
+ROUTER_FLAG(int32_t, encoder_threads, "Threads that turn text into tokens.");
+ROUTER_FLAG(absl::Duration, request_timeout_max, "Longest time a request may take, whatever its client says.");
+ROUTER_FLAG(absl::Duration, heartbeat_timeout, "A worker silent for this long is down.");
+ROUTER_FLAG(absl::Duration, drain_timeout, "After SIGTERM, how long running requests may go on.");
+ROUTER_FLAG(std::string, log_level, "debug, info, warning or error.");
+#undef ROUTER_FLAG
+
+namespace baton::router {
+namespace {
+
+RouterOptions OptionsFromFlags() {
+  RouterOptions options;
+  options.model = absl::GetFlag(FLAGS_model);
+  options.served_model_name = absl::GetFlag(FLAGS_served_model_name);
+  options.chat_template = absl::GetFlag(FLAGS_chat_template);
+  options.topology = absl::GetFlag(FLAGS_topology);
+  options.prefill = absl::GetFlag(FLAGS_prefill);
+  options.decode = absl::GetFlag(FLAGS_decode);
+  options.listen = absl::GetFlag(FLAGS_listen);
+  options.http_port = absl::GetFlag(FLAGS_http_port);
+  options.port_file = absl::GetFlag(FLAGS_port_file);
+  options.reflection = absl::GetFlag(FLAGS_reflection);
+  options.channelz = absl::GetFlag(FLAGS_channelz);
+  options.max_concurrent = absl::GetFlag(FLAGS_max_concurrent);
+  options.max_queue = absl::GetFlag(FLAGS_max_queue);
+  options.max_model_len = absl::GetFlag(FLAGS_max_model_len);
+  options.client_buffer = absl::GetFlag(FLAGS_client_buffer);
+  options.encoder_threads = absl::GetFlag(FLAGS_encoder_threads);
+  options.request_timeout_max = absl::GetFlag(FLAGS_request_timeout_max);
+  options.heartbeat_timeout = absl::GetFlag(FLAGS_heartbeat_timeout);
+  options.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
+  options.log_level = absl::GetFlag(FLAGS_log_level);
+  return options;
+}
+
+uint64_t DrawSeed() {
+  uint64_t seed = 0;
+  if (RAND_bytes(reinterpret_cast<unsigned char*>(&seed), sizeof(seed)) == 1) return seed;
+  return std::random_device()();
+}
+
+// Everything lives here, in the order in which it may be used.
+absl::Status Serve(const RouterOptions& options, const ResolvedOptions& resolved) {
+  BATON_ASSIGN_OR_RETURN(const ModelFacts facts,
+                         LoadModelFacts(options.model, options.served_model_name, options.chat_template));
+  BATON_LOG(Info, "model", LogField("name", facts.name), LogField("vocab_size", facts.config.vocab_size),
+            LogField("chat_template", facts.chat.has_value() ? facts.chat->name() : "none"));
+  const base::Clock& clock = base::Clock::Real();
+  const auto metrics = base::Metrics::Create(base::Role::kRouter, facts.name);
+  metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, "", "none", "none"}).Set(1);
+  const RouterMetrics router_metrics(metrics.get());
+  WorkerTable table({.topology = resolved.topology,
+                     .prefill = resolved.prefill,
+                     .decode = resolved.decode,
+                     .heartbeat_timeout = options.heartbeat_timeout,
+                     .tokenizer_fingerprint = facts.tokenizer->fingerprint(),
+                     .clock = &clock,
+                     .metrics = metrics.get()});
+  std::vector<std::string> addresses = resolved.prefill;
+  addresses.insert(addresses.end(), resolved.decode.begin(), resolved.decode.end());
+  const WorkerChannels channels(addresses);
+  const auto policy = MakeLeastLoadPolicy();
+  ThreadTimers timers;
+  Admission admission({.max_running = options.max_concurrent,
+                       .max_queue = options.max_queue,
+                       .queue_depth = metrics->gauge(base::GaugeId::kRouterQueueDepth, "normal")},
+                      &timers, &clock);
+  EncoderPool encoder(&facts, options.encoder_threads, static_cast<size_t>(options.max_concurrent + options.max_queue));
+  GrpcLegFactory legs(&channels, &clock);
+
+  std::atomic<process::ServerProcess*> server_ptr{nullptr};
+  RouterServiceOptions service_options;
+  service_options.deps = {.facts = &facts, .table = &table, .policy = policy.get(), .legs = &legs, .encoder = &encoder,
+                          .admission = &admission, .timers = &timers, .clock = &clock, .metrics = &router_metrics,
+                          .draw_seed = &DrawSeed, .topology = resolved.topology,
+                          .max_model_len = static_cast<uint32_t>(options.max_model_len)};
+  service_options.encoder_pool = &encoder;
+  service_options.request_timeout_max = options.request_timeout_max;
+  service_options.client_buffer_messages = static_cast<size_t>(options.client_buffer);
+  service_options.draining = [&server_ptr] {
+    const process::ServerProcess* server = server_ptr.load();
+    return server != nullptr && server->draining();
+  };
+  RouterService service(std::move(service_options));
+  BATON_ASSIGN_OR_RETURN(const std::unique_ptr<process::ServerProcess> server,
+                         process::ServerProcess::Start(resolved.server, metrics.get(), {service.service()}));
+  server_ptr.store(server.get());
+  base::Mutex ready_mutex;  // the last change decides, whichever thread reports it
+  table.set_on_change([&] {
+    base::MutexLock lock(&ready_mutex);
+    server->SetReady(table.Usable().ok());
+  });
+  const WorkerWatch watch(addresses, &channels, &timers, &clock, &table);
+
+  server->WaitForTermination();
+  server->Drain(nullptr);
+  server->Stop();
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace baton::router
+
+int main(int argc, char** argv) {
+  baton::process::BlockTerminationSignals();
+  const baton::base::FlagsOutcome flags = baton::base::HandleFlags(
+      argc, argv, "baton-router --model PATH --prefill HOST:PORT,... --decode HOST:PORT,...: the clients' entry.",
+      {"router/main"});
+  if (!flags.go_on) return flags.exit_code;
+  const RouterOptions options = baton::router::OptionsFromFlags();
+  const absl::StatusOr<baton::LogLevel> log_level = baton::router::ParseLogLevel(options.log_level);
+  baton::InitLogging("router", log_level.ok() ? *log_level : baton::LogLevel::kInfo);
+  const auto resolved = baton::router::ResolveOptions(options);
+  absl::Status status = log_level.ok() ? resolved.status() : log_level.status();
+  if (status.ok()) status = baton::router::Serve(options, *resolved);
+  if (status.ok()) return 0;
+  BATON_LOG(Error, "cannot serve: ", status.message());
+  return 1;
+}

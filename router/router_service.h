@@ -1,0 +1,42 @@
+#pragma once
+
+// baton.v1.Generation over gRPC: the entry of every request.
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+#include "router/generate_call.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace baton::router {
+
+struct RouterServiceOptions {
+  CallDeps deps;
+  EncoderPool* encoder_pool = nullptr;
+  // The longest any request may take, whatever its client says.
+  absl::Duration request_timeout_max = absl::Minutes(10);
+  // Of an answer that its client does not read.
+  size_t client_buffer_messages = 8192;
+  std::function<bool()> draining;
+};
+
+// Thread-safe.
+class RouterService {
+ public:
+  // What `options` points to outlives the service.
+  explicit RouterService(RouterServiceOptions options);
+  ~RouterService();
+  // To be registered with a server.
+  grpc::Service* service();
+
+ private:
+  struct Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace baton::router

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <queue>
+#include <utility>
 
 namespace baton::text {
 namespace {
@@ -14,34 +15,26 @@ uint64_t PairKey(TokenId left, TokenId right) { return (uint64_t{left} << 32) | 
 
 }  // namespace
 
-Bpe::Bpe(const std::vector<absl::string_view>& token_bytes,
-         const std::vector<BpeMerge>& merges,
-         bool whole_pieces_first) {
-  byte_tokens_.fill(kNoToken);
-  size_t num_tokens = 0;
-  for (TokenId id = 0; id < token_bytes.size(); ++id) {
-    if (token_bytes[id].empty()) continue;
-    ++num_tokens;
-    if (token_bytes[id].size() == 1) byte_tokens_[static_cast<uint8_t>(token_bytes[id][0])] = id;
+Bpe::Bpe(TokenMap tokens, size_t vocab_size, const std::vector<BpeMerge>& merges, bool whole_pieces_first)
+    : tokens_(std::move(tokens)), whole_(new std::atomic<uint8_t>[vocab_size]) {
+  for (size_t byte = 0; byte < 256; ++byte) {
+    const char c = static_cast<char>(byte);
+    byte_tokens_[byte] = Find(absl::string_view(&c, 1)).value_or(kNoToken);
   }
-  covers_all_bytes_ = std::count(byte_tokens_.begin(), byte_tokens_.end(), kNoToken) == 0;
+  for (size_t id = 0; id < vocab_size; ++id) {
+    whole_[id].store(whole_pieces_first ? kWhole : kUnknown, std::memory_order_relaxed);
+  }
   ranks_.reserve(merges.size());
   results_.reserve(merges.size());
   for (uint32_t rank = 0; rank < merges.size(); ++rank) {
     ranks_[PairKey(merges[rank].left, merges[rank].right)] = rank;
     results_.push_back(merges[rank].result);
   }
-  whole_pieces_.reserve(num_tokens);
-  std::vector<TokenId> ids;
-  for (TokenId id = 0; id < token_bytes.size(); ++id) {
-    if (token_bytes[id].empty()) continue;
-    if (!whole_pieces_first) {
-      ids.clear();
-      Merge(token_bytes[id], &ids);
-      if (ids.size() != 1 || ids[0] != id) continue;
-    }
-    whole_pieces_.try_emplace(token_bytes[id], id);
-  }
+}
+
+std::optional<TokenId> Bpe::Find(absl::string_view bytes) const {
+  const auto it = tokens_.find(bytes);
+  return it == tokens_.end() ? std::nullopt : std::optional<TokenId>(it->second);
 }
 
 uint32_t Bpe::Rank(TokenId left, TokenId right) const {
@@ -50,12 +43,22 @@ uint32_t Bpe::Rank(TokenId left, TokenId right) const {
 }
 
 void Bpe::Encode(absl::string_view piece, std::vector<TokenId>* out) const {
-  const auto whole = whole_pieces_.find(piece);
-  if (whole != whole_pieces_.end()) {
-    out->push_back(whole->second);
+  const auto token = tokens_.find(piece);
+  if (token != tokens_.end() && IsWhole(token->second, piece)) {
+    out->push_back(token->second);
   } else {
     Merge(piece, out);
   }
+}
+
+bool Bpe::IsWhole(TokenId id, absl::string_view bytes) const {
+  std::atomic<uint8_t>& whole = whole_[id];
+  if (whole.load(std::memory_order_relaxed) == kUnknown) {
+    std::vector<TokenId> ids;
+    Merge(bytes, &ids);
+    whole.store(ids.size() == 1 && ids[0] == id ? kWhole : kNotWhole, std::memory_order_relaxed);
+  }
+  return whole.load(std::memory_order_relaxed) == kWhole;
 }
 
 void Bpe::Merge(absl::string_view piece, std::vector<TokenId>* out) const {

@@ -8,7 +8,6 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
@@ -108,12 +107,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromVocabulary(VocabularyS
   }
   tokenizer->pre_tokenizer_ = *kind;
   tokenizer->normalize_nfc_ = spec.normalize_nfc.value_or(*kind == PreTokenizerKind::kQwen2);
-  BATON_RETURN_IF_ERROR(tokenizer->SetTokens(spec));
-  BATON_ASSIGN_OR_RETURN(std::vector<BpeMerge> merges, tokenizer->ReadMerges(spec));
-
-  std::vector<absl::string_view> plain(tokenizer->bytes_.size());
-  for (const auto& [bytes, id] : tokenizer->plain_ids_) plain[id] = bytes;
-  tokenizer->bpe_ = std::make_unique<Bpe>(plain, merges, spec.whole_pieces_first);
+  BATON_ASSIGN_OR_RETURN(Bpe::TokenMap plain_tokens, tokenizer->SetTokens(spec));
+  BATON_ASSIGN_OR_RETURN(const std::vector<BpeMerge> merges, tokenizer->ReadMerges(spec, plain_tokens));
+  tokenizer->bpe_ =
+      std::make_unique<Bpe>(std::move(plain_tokens), tokenizer->bytes_.size(), merges, spec.whole_pieces_first);
   tokenizer->SetFingerprint(merges, spec.whole_pieces_first);
 
   for (const auto& id : {spec.bos_id, spec.eos_id}) {
@@ -129,7 +126,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromVocabulary(VocabularyS
   return tokenizer;
 }
 
-absl::Status Tokenizer::SetTokens(const VocabularySpec& spec) {
+absl::StatusOr<Bpe::TokenMap> Tokenizer::SetTokens(const VocabularySpec& spec) {
   if (spec.tokens.empty() || spec.tokens.size() > kMaxTokens) {
     return absl::InvalidArgumentError(
         absl::StrCat("tokenizer: ", spec.tokens.size(), " tokens, accepted are 1 to ", kMaxTokens));
@@ -155,44 +152,49 @@ absl::Status Tokenizer::SetTokens(const VocabularySpec& spec) {
   kinds_.resize(ends.size());
 
   bytes_.reserve(ends.size());
-  plain_ids_.reserve(ends.size());
+  Bpe::TokenMap plain_tokens;
+  plain_tokens.reserve(ends.size());
   for (TokenId id = 0; id < ends.size(); ++id) {
     const size_t begin = id == 0 ? 0 : ends[id - 1];
     const absl::string_view bytes = absl::string_view(arena_).substr(begin, ends[id] - begin);
     bytes_.push_back(bytes);
     if (bytes.empty()) continue;
-    auto& ids = kinds_[id] == Kind::kPlain ? plain_ids_ : added_ids_;
+    auto& ids = kinds_[id] == Kind::kPlain ? plain_tokens : added_ids_;
     const auto [it, inserted] = ids.try_emplace(bytes, id);
     if (!inserted) {
       return absl::InvalidArgumentError(absl::StrCat("tokenizer: tokens ", it->second, " and ", id, " are equal"));
     }
     if (kinds_[id] != Kind::kPlain) finder_.Add(bytes, id);
   }
-  return absl::OkStatus();
+  return plain_tokens;
 }
 
-absl::StatusOr<std::vector<BpeMerge>> Tokenizer::ReadMerges(const VocabularySpec& spec) const {
+absl::StatusOr<std::vector<BpeMerge>> Tokenizer::ReadMerges(const VocabularySpec& spec,
+                                                            const Bpe::TokenMap& plain_tokens) const {
+  const auto find = [&](absl::string_view bytes) {
+    const auto it = plain_tokens.find(bytes);
+    return it == plain_tokens.end() ? kNoToken : it->second;
+  };
   std::vector<BpeMerge> merges;
   merges.reserve(spec.merges.size());
-  for (const std::string& merge : spec.merges) {
-    const std::vector<absl::string_view> parts = absl::StrSplit(merge, ' ');
-    std::optional<std::string> left, right;
-    if (parts.size() == 2) {
-      left = DecodeByteAlphabet(parts[0]);
-      right = DecodeByteAlphabet(parts[1]);
-    }
+  for (const absl::string_view merge : spec.merges) {
+    const size_t space = std::min(merge.find(' '), merge.size());
+    const auto left = DecodeByteAlphabet(merge.substr(0, space));
+    const auto right = DecodeByteAlphabet(merge.substr(std::min(space + 1, merge.size())));
     if (!left || !right) {
       return absl::InvalidArgumentError(
           absl::StrCat("tokenizer: merge ", merges.size(), " is not two tokens with a space between"));
     }
-    const auto left_id = plain_ids_.find(*left);
-    const auto right_id = plain_ids_.find(*right);
-    const auto result_id = plain_ids_.find(absl::StrCat(*left, *right));
-    if (left_id == plain_ids_.end() || right_id == plain_ids_.end() || result_id == plain_ids_.end()) {
+    const std::string joined = absl::StrCat(*left, *right);
+    // Trained vocabularies number the results in the order of the merges.
+    const TokenId next = merges.empty() ? 0 : merges.back().result + 1;
+    const bool is_next = TokenBytes(next) == joined && kinds_[next] == Kind::kPlain;
+    const BpeMerge ids = {find(*left), find(*right), is_next ? next : find(joined)};
+    if (ids.left == kNoToken || ids.right == kNoToken || ids.result == kNoToken) {
       return absl::InvalidArgumentError(
           absl::StrCat("tokenizer: merge ", merges.size(), " is of tokens that are not in the vocabulary"));
     }
-    merges.push_back({left_id->second, right_id->second, result_id->second});
+    merges.push_back(ids);
   }
   return merges;
 }
@@ -217,11 +219,8 @@ void Tokenizer::SetFingerprint(const std::vector<BpeMerge>& merges, bool whole_p
 }
 
 std::optional<TokenId> Tokenizer::FindToken(absl::string_view content) const {
-  for (const auto* ids : {&added_ids_, &plain_ids_}) {
-    const auto it = ids->find(content);
-    if (it != ids->end()) return it->second;
-  }
-  return std::nullopt;
+  const auto added = added_ids_.find(content);
+  return added != added_ids_.end() ? added->second : bpe_->Find(content);
 }
 
 std::vector<TokenId> Tokenizer::Encode(absl::string_view text, SpecialPolicy policy) const {

@@ -89,15 +89,15 @@ class Tokenizer {
   enum class Kind : uint8_t { kPlain, kAdded, kSpecial };
 
   Tokenizer() = default;
-  absl::Status SetTokens(const VocabularySpec& spec);
-  absl::StatusOr<std::vector<BpeMerge>> ReadMerges(const VocabularySpec& spec) const;
+  // Fills the tables by id; returns the plain tokens by their bytes.
+  absl::StatusOr<Bpe::TokenMap> SetTokens(const VocabularySpec& spec);
+  absl::StatusOr<std::vector<BpeMerge>> ReadMerges(const VocabularySpec& spec, const Bpe::TokenMap& plain_tokens) const;
   void SetFingerprint(const std::vector<BpeMerge>& merges, bool whole_pieces_first);
   void EncodeStretch(absl::string_view text, std::string* storage, std::vector<TokenId>* ids) const;
 
   std::string arena_;                      // the bytes of all tokens, one after the other
   std::vector<absl::string_view> bytes_;   // by id, views of arena_
   std::vector<Kind> kinds_;                // by id
-  absl::flat_hash_map<absl::string_view, TokenId> plain_ids_;  // by bytes
   absl::flat_hash_map<absl::string_view, TokenId> added_ids_;  // by text
   AddedTokenFinder finder_;
   std::unique_ptr<Bpe> bpe_;

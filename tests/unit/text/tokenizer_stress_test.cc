@@ -52,45 +52,39 @@ std::string BuildText(const base::JsonValue& pieces) {
   return text;
 }
 
-// Processor seconds of this thread for one Encode, the best of `tries`: other processes on the machine do not count.
+// Processor seconds of this thread so far: other processes on the machine do not count.
+double ThreadSeconds() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+// The best of `tries` encodings of `text`.
 double EncodeSeconds(const std::string& text, int tries) {
-  const auto now = [] {
-    timespec time;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-  };
   double best = 1e9;
   for (int i = 0; i < tries; ++i) {
-    const double begin = now();
+    const double begin = ThreadSeconds();
     const auto ids = Qwen3Tokenizer().Encode(text, SpecialPolicy::kParse);
-    best = std::min(best, now() - begin);
+    best = std::min(best, ThreadSeconds() - begin);
     EXPECT_FALSE(ids.empty());
   }
   return best;
 }
 
-// Case 9.2: ids unchanged.
-TEST(TokenizerStressTest, LongTextsHaveTheIdsOfTheReference) {
+// Case 9.2: ids unchanged, and no text of 1 MB takes a second on one core.
+TEST(TokenizerStressTest, LongTextsHaveTheIdsOfTheReferenceWithinASecondAMegabyte) {
   const auto records = ReadVectors("stress.jsonl");
   ASSERT_EQ(records.size(), 23u);
   for (const auto& record : records) {
     const std::string text = BuildText(*record.Find("pieces"));
     const std::string name = TextOf(record, "name");
     ASSERT_EQ(static_cast<int64_t>(text.size()), record.Find("bytes")->AsInt64().value()) << name;
+    const double begin = ThreadSeconds();
     const auto ids = Qwen3Tokenizer().Encode(text, SpecialPolicy::kParse);
+    const double megabytes = std::max(0.25, static_cast<double>(text.size()) / 1e6);
+    EXPECT_LT(ThreadSeconds() - begin, megabytes * kSlowdown) << name;
     EXPECT_EQ(static_cast<int64_t>(ids.size()), record.Find("count")->AsInt64().value()) << name;
     EXPECT_EQ(Sha256Hex(LittleEndian(ids)), TextOf(record, "sha256")) << name;
-    const auto head = IdsOf(*record.Find("head"));
-    EXPECT_TRUE(std::equal(head.begin(), head.end(), ids.begin())) << name;
-  }
-}
-
-// Case 9.2: no text of 1 MB takes a second on one core.
-TEST(TokenizerStressTest, OneMegabyteOfAnythingTakesLessThanASecond) {
-  for (const auto& record : ReadVectors("stress.jsonl")) {
-    const std::string text = BuildText(*record.Find("pieces"));
-    const double megabytes = std::max(0.25, static_cast<double>(text.size()) / 1e6);
-    EXPECT_LT(EncodeSeconds(text, 2), megabytes * kSlowdown) << TextOf(record, "name");
   }
 }
 
@@ -100,9 +94,9 @@ TEST(TokenizerStressTest, TimeDoublesWhenTheTextDoubles) {
   const char* const units[] = {"a", " ", "\n", "!", "\xE4\xB8\x96", "e\xCC\x81", "a\xCC\x81\xCC\xA7\xCC\xA8", "{\"k\":[1,2]},", "<|im_start", "0"};
   for (const char* unit : units) {
     std::string text;
-    while (text.size() < 300000) text += unit;
-    const double once = EncodeSeconds(text, 5);
-    const double twice = EncodeSeconds(text + text, 5);
+    while (text.size() < 100000) text += unit;
+    const double once = EncodeSeconds(text, 3);
+    const double twice = EncodeSeconds(text + text, 3);
     EXPECT_LT(twice, 3 * once + 0.002) << unit;
   }
 }

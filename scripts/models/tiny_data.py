@@ -14,7 +14,7 @@ VOCAB = 2048
 NUM_TOKENS = VOCAB - 32  # Then 26 added tokens and 6 padding rows.
 HELD_OUT_EVERY = 60
 HELD_OUT_FIRST = 30
-CHAT_SHARE = 0.2  # Of a training stream's documents are written as a chat: a verse asks, the next one answers.
+CHATS_PER_CHAPTER = 0.8  # Further documents are chats: a verse asks, the next one answers.
 
 
 def read_chapters():
@@ -88,6 +88,6 @@ def token_stream(chapters, tokenizer, seed):
     """One epoch: all chapters shuffled, some chats between them; a list of ids."""
     rng = random.Random(seed)
     documents = ["\n".join(c) + "\n<|endoftext|>" for c in chapters]
-    documents += [chat_document(rng.choice(chapters), rng) for _ in range(int(CHAT_SHARE * len(chapters)) * 4)]
+    documents += [chat_document(rng.choice(chapters), rng) for _ in range(int(CHATS_PER_CHAPTER * len(chapters)))]
     rng.shuffle(documents)
     return [i for e in tokenizer.encode_batch(documents) for i in e.ids]

@@ -88,7 +88,33 @@ def make_config():
     write("config", "not_an_object", b"[[[[]]]]")
 
 
+def frame(kind, body):
+    return struct.pack("<IHHII", 0x314E5442, kind, 0, len(body), 0) + body
+
+
+def unit(sequence, layer, size=320, checksum=None, reservation=7):
+    rect = struct.pack("<6I", 0, 1, layer, layer + 1, 0, 1)
+    return frame(5, struct.pack("<QQI", reservation, 1, sequence) + rect +
+                 struct.pack("<IQQ", checksum is not None, size, checksum or 0))
+
+
+def make_frames():
+    # As frame_fuzz.cc reads them: first byte odd, the peer writes by itself; even, payload follows in the stream.
+    head = frame(1, b"t") + frame(3, struct.pack("<QQ", 7, 1))
+    body = bytes(range(256)) + bytes(64)
+    write("frame", "tcp", b"\0" + head + unit(0, 0) + body + unit(1, 1) + body + frame(7, struct.pack("<Q", 99)) +
+          bytes(99) + frame(9, struct.pack("<Q", 1)))
+    write("frame", "shm", b"\1" + head + unit(0, 0) + unit(1, 1) + frame(7, struct.pack("<Q", 99)))
+    write("frame", "twice", b"\0" + head + unit(0, 0) + body + unit(1, 0) + body)
+    write("frame", "checksum", b"\0" + head + unit(0, 0, checksum=1) + body)
+    write("frame", "stranger", b"\0" + head + unit(0, 0, reservation=8) + body + unit(0, 1) + body)
+    write("frame", "cut", b"\0" + head + unit(0, 0) + body[:77])
+    write("frame", "too_long", b"\0" + head + unit(0, 0, size=1 << 63) + body)
+    write("frame", "no_token", b"\0" + frame(1, b"x") + head)
+
+
 if __name__ == "__main__":
+    make_frames()
     make_safetensors()
     make_gguf()
     make_config()

@@ -6,6 +6,7 @@
 #include "decode_worker/decode_call.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "worker/poison.h"
 
 namespace baton::decode {
 namespace {
@@ -44,6 +45,7 @@ DecodeLoop::DecodeLoop(const DecodeLoopOptions& options,
       batch_(options.scheduler.max_batch + options.scheduler.max_prefill_sequences),
       row_(runner.config().vocab) {
   parts_.reserve(options.scheduler.max_batch + options.scheduler.max_prefill_sequences);
+  if (options_.test_poison_freed) worker::PoisonFreedBlocks(&memory_, &runner_);
   PublishLoad();
 }
 

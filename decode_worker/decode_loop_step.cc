@@ -37,7 +37,7 @@ void DecodeLoop::RunStep() {
   for (runtime::Sequence* sequence : plan.decode) AddPart(sequence, 1, true);
   for (const runtime::PrefillChunk& chunk : plan.chunks)
     AddPart(chunk.sequence, chunk.num_tokens, chunk.last);
-  if (options_.test_step_delay > absl::ZeroDuration()) absl::SleepFor(options_.test_step_delay);
+  commands_.RunPendingThroughout(options_.test_step_delay);
   absl::Span<float> logits;
   runtime::StepTimings timings;
   const absl::Status status = runner_.Step(batch_.parts(), this, &logits, &timings);

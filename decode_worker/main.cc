@@ -56,6 +56,7 @@ DecodeOptions OptionsFromFlags(const worker::WorkerOptions& worker_options) {
   options.loop.max_calls = worker_options.max_calls;
   options.loop.block_hash_bits = worker_options.test_block_hash_bits;
   options.loop.test_step_delay = worker_options.test_step_delay;
+  options.loop.test_poison_freed = worker_options.test_poison_freed;
   options.kv_transport = worker_options.kv_transport;
   options.kv_listen = absl::GetFlag(FLAGS_kv_listen);
   options.kv_advertise_host = absl::GetFlag(FLAGS_kv_advertise_host);

@@ -31,6 +31,7 @@ PrefillLoopOptions LoopOptions(const worker::WorkerOptions& worker_options) {
   options.max_calls = worker_options.max_calls;
   options.block_hash_bits = worker_options.test_block_hash_bits;
   options.test_step_delay = worker_options.test_step_delay;
+  options.test_poison_freed = worker_options.test_poison_freed;
   options.max_sequences = absl::GetFlag(FLAGS_max_sequences);
   options.ticket_timeout = absl::GetFlag(FLAGS_ticket_timeout);
   return options;

@@ -5,7 +5,8 @@
 
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
-#include "worker/convert.h"
+#include "worker/poison.h"
+#include "prefill_worker/prefill_call.h"
 
 namespace baton::prefill {
 namespace {
@@ -16,35 +17,6 @@ using worker::v1::PrefillResponse;
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
 
 }  // namespace
-
-struct PrefillLoop::Call {
-  Call(CallId call_id,
-       runtime::EngineRequest engine_request,
-       bool handoff,
-       std::shared_ptr<PrefillSink> call_sink)
-      : id(call_id),
-        request(std::move(engine_request)),
-        needs_handoff(handoff),
-        sink(std::move(call_sink)) {}
-
-  const CallId id;
-  const runtime::EngineRequest request;
-  const bool needs_handoff;
-  const std::shared_ptr<PrefillSink> sink;  // shared with the gRPC call, which may end first
-
-  std::optional<runtime::Sequence> sequence;
-  std::vector<runtime::Answer> answers;
-  std::vector<worker::v1::Token> first_tokens;  // for the Commit
-  std::optional<Ticket> ticket;
-  worker::RequestTimes times;
-  absl::Duration computed_at;  // when the prompt was complete
-  absl::Duration append;
-  absl::Duration ended_at;
-  bool in_step = false;   // the running step reads its tokens and block table
-  bool computed = false;  // first tokens have been sent
-  bool ended = false;     // the sink is finished
-  bool aborted = false;   // with an error
-};
 
 PrefillLoop::PrefillLoop(const PrefillLoopOptions& options,
                          runtime::ModelRunner& runner,
@@ -66,6 +38,7 @@ PrefillLoop::PrefillLoop(const PrefillLoopOptions& options,
       batch_(options.max_sequences),
       shipper_(runner.layout().num_layers),
       row_(runner.config().vocab) {
+  if (options_.test_poison_freed) worker::PoisonFreedBlocks(&memory_, &runner_);
   PublishLoad();
 }
 
@@ -226,113 +199,6 @@ void PrefillLoop::HandleTransferDone(CallId id, const kvtransfer::TransferResult
 void PrefillLoop::HandleCancel(CallId id, absl::Status status) {
   Call* call = Find(id);
   if (call != nullptr && !call->ended) End(call, std::move(status));
-}
-
-void PrefillLoop::RunStep() {
-  batch_.Clear();
-  shipper_.BeginStep();
-  const absl::Duration start = clock_.Now();
-  step_calls_.clear();
-  for (const runtime::PrefillChunk& chunk : chunks_) {
-    Call* call = Find(chunk.sequence->order);
-    step_calls_.push_back(call);
-    call->in_step = true;
-    if (call->times.first_step == absl::ZeroDuration()) call->times.first_step = start;
-    batch_.Add(*chunk.sequence, chunk.num_tokens, chunk.last);
-    shipper_.AddChunk(call->id, *chunk.sequence, chunk.num_tokens);
-  }
-  if (options_.test_step_delay > absl::ZeroDuration()) absl::SleepFor(options_.test_step_delay);
-  absl::Span<float> logits;
-  runtime::StepTimings timings;
-  in_step_ = true;
-  const absl::Status status = runner_.Step(batch_.parts(), this, &logits, &timings);
-  in_step_ = false;
-  shipper_.EndStep();
-  metrics_.OnStep(worker::StepPhase::kPrefill, batch_.num_tokens(), clock_.Now() - start);
-  if (status.ok()) {
-    FinishChunks(logits, timings);
-  } else {
-    FailStep(status);
-  }
-  gone_.clear();
-}
-
-void PrefillLoop::FailStep(const absl::Status& status) {
-  BATON_LOG(Error, "step failed ", LogField("status", status.ToString()));
-  for (Call* call : step_calls_) {
-    call->in_step = false;
-    if (!call->ended) End(call, absl::InternalError("prefill: step failed"));
-  }
-}
-
-void PrefillLoop::FinishChunks(absl::Span<float> logits, const runtime::StepTimings& timings) {
-  for (size_t i = 0; i < chunks_.size(); ++i) {
-    const runtime::PrefillChunk& chunk = chunks_[i];
-    Call* call = step_calls_[i];
-    call->in_step = false;
-    const absl::Span<float> row = chunk.last ? logits.first(row_.size()) : absl::Span<float>();
-    logits.remove_prefix(row.size());
-    if (call->ended) continue;
-    call->append += timings.append;
-    metrics_.prompt_computed.Increment(chunk.num_tokens);
-    scheduler_.Finish(chunk);
-    if (chunk.last) FinishPrompt(call, row);
-  }
-}
-
-void PrefillLoop::FinishPrompt(Call* call, absl::Span<float> logits) {
-  absl::StatusOr<PrefillResponse> response = DrawFirstTokens(call, logits);
-  if (!response.ok()) {
-    metrics_.nan_logits.Increment();
-    BATON_LOG(Error, "first token failed ", LogField("request_id", call->request.request_id), " ",
-              LogField("status", response.status().ToString()));
-    End(call, response.status());
-    return;
-  }
-  call->computed = true;
-  call->computed_at = call->times.first_token = call->times.last_token = clock_.Now();
-  metrics_.prompt_cached.Increment(call->sequence->num_cached);
-  metrics_.generation_tokens.Increment(static_cast<double>(call->answers.size()));
-  metrics_.time_to_first_token.Observe(
-      absl::ToDoubleSeconds(call->times.first_token - call->times.arrived));
-  metrics_.append.Observe(absl::ToDoubleSeconds(call->append));
-  PrefillResponse::FirstTokens* first = response->mutable_first_tokens();
-  first->set_cached_prompt_tokens(static_cast<uint32_t>(call->sequence->num_cached));
-  first->set_queue_s(absl::ToDoubleSeconds(call->times.first_step - call->times.arrived));
-  first->set_compute_s(absl::ToDoubleSeconds(call->times.first_token - call->times.first_step));
-  first->set_append_s(absl::ToDoubleSeconds(call->append));
-  call->first_tokens.assign(first->tokens().begin(), first->tokens().end());
-  call->sink->Send(*std::move(response));
-  const bool all_finished =
-      std::all_of(call->answers.begin(), call->answers.end(),
-                  [](const runtime::Answer& answer) { return answer.finished(); });
-  if (all_finished || !call->needs_handoff) {
-    PrefillResponse done;
-    done.mutable_done();
-    call->sink->Send(std::move(done));
-    End(call, absl::OkStatus());
-  } else if (shipper_.IsOpen(call->id)) {
-    shipper_.Commit(call->id, std::move(call->first_tokens));
-  }
-}
-
-absl::StatusOr<PrefillResponse> PrefillLoop::DrawFirstTokens(Call* call, absl::Span<float> logits) {
-  PrefillResponse response;
-  call->answers.reserve(call->request.params.n);
-  for (uint32_t choice = 0; choice < call->request.params.n; ++choice) {
-    runtime::Answer& answer =
-        call->answers.emplace_back(call->request, choice, tokenizer_, runner_.max_model_len());
-    const uint32_t position = answer.position();
-    std::copy(logits.begin(), logits.end(), row_.begin());
-    BATON_ASSIGN_OR_RETURN(const runtime::SampledToken token,
-                           answer.Draw(&sampler_, absl::MakeSpan(row_)));
-    *response.mutable_first_tokens()->add_tokens() = worker::TokenToProto(choice, position, token);
-    if (answer.finished()) {
-      *response.mutable_first_tokens()->add_finished() =
-          worker::FinishToProto(choice, answer.finish());
-    }
-  }
-  return response;
 }
 
 void PrefillLoop::CheckTimeouts() {

@@ -54,7 +54,8 @@ struct PrefillLoopOptions {
   std::string model_fingerprint;  // names model, precision and tokenizer for the prefix cache
   int block_hash_bits = 256;      // below it: tests of collisions
   absl::Duration test_step_delay =
-      absl::ZeroDuration();  // tests only: each step takes this much longer
+      absl::ZeroDuration();        // tests only: each step takes this much longer
+  bool test_poison_freed = false;  // tests only: blocks that become free are filled with NaN
   const base::Clock* clock = &base::Clock::Real();
 };
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "engine/base/bounded_queue.h"
 #include "engine/base/log.h"
@@ -48,6 +49,15 @@ class CommandQueue {
     (*command)();
     RunPending();
     return true;
+  }
+
+  // For tests that make steps slow: takes `duration`, and runs what comes meanwhile.
+  void RunPendingThroughout(absl::Duration duration) {
+    const absl::Time end = absl::Now() + duration;
+    for (absl::Duration left = duration; left > absl::ZeroDuration() && !closed_.load();
+         left = end - absl::Now()) {
+      RunPendingFor(left);
+    }
   }
 
   void Close() {

@@ -79,6 +79,11 @@ ABSL_FLAG(int32_t,
           WorkerOptions{}.test_block_hash_bits,
           "For tests only: block hashes are cut to this many bits, so that they collide.");
 
+ABSL_FLAG(bool,
+          test_poison_freed,
+          WorkerOptions{}.test_poison_freed,
+          "For tests only: KV blocks that become free are filled with NaN.");
+
 namespace baton::worker {
 
 WorkerOptions WorkerOptionsFromFlags() {
@@ -106,6 +111,7 @@ WorkerOptions WorkerOptionsFromFlags() {
   options.test_load_delay = absl::GetFlag(FLAGS_test_load_delay);
   options.test_step_delay = absl::GetFlag(FLAGS_test_step_delay);
   options.test_block_hash_bits = absl::GetFlag(FLAGS_test_block_hash_bits);
+  options.test_poison_freed = absl::GetFlag(FLAGS_test_poison_freed);
   return options;
 }
 

@@ -38,6 +38,7 @@ struct WorkerOptions {
   absl::Duration test_load_delay;
   absl::Duration test_step_delay;
   int test_block_hash_bits = 256;
+  bool test_poison_freed = false;
 };
 
 // Errors: INVALID_ARGUMENT naming the flag and the accepted values.

@@ -48,7 +48,8 @@ absl::Status Serve(const WorkerOptions& options, WorkerRole* role) {
       LoadEngine(options, role->step_tokens(), role->max_logit_rows());
   absl::Status started = host.status();
   if (host.ok())
-    started = role->StartEngine(std::make_unique<EngineHost>(*std::move(host)), metrics.get(), &status, [&] { publisher.NotifyChanged(); });
+    started = role->StartEngine(std::make_unique<EngineHost>(*std::move(host)), metrics.get(),
+                                &status, [&] { publisher.NotifyChanged(); });
   if (!started.ok()) {
     server->Stop();
     return started;

@@ -18,7 +18,7 @@ uint32_t MaxOutput(const EngineRequest& request, int max_model_len) {
 text::StopMatcher MakeMatcher(const EngineRequest& request) {
   absl::StatusOr<text::StopMatcher> matcher =
       text::StopMatcher::Create(request.params.stop, /*include_stop=*/false);
-  BATON_CHECK(matcher.ok(), matcher.status().ToString());  // ValidateRequest has looked at them
+  BATON_CHECK(matcher.ok(), "stop strings: ", matcher.status().ToString());  // ValidateRequest has looked at them
   return *std::move(matcher);
 }
 

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstring>
+
+#include "engine/runtime/model_runner.h"
+#include "engine/runtime/sequence.h"
+
+namespace baton::worker {
+
+// For tests: every block that becomes free is filled with 0xff, which is NaN in all formats, so
+// that whoever reads a block that is not his finds out. Both outlive the pool's use.
+inline void PoisonFreedBlocks(runtime::KvMemory* memory, runtime::ModelRunner* runner) {
+  memory->pool().set_on_free([runner](kv::BlockId block) {
+    const kv::KvLayout& layout = runner->layout();
+    for (int layer = 0; layer < layout.num_layers; ++layer) {
+      std::memset(runner->kv_pool().data() + layout.BlockOffset(layer, block), 0xff,
+                  layout.block_bytes());
+    }
+  });
+}
+
+}  // namespace baton::worker

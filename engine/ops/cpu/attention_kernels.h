@@ -29,6 +29,10 @@ struct AttentionScratch {
   float decay[kAttentionRows];
   float key_scales[kBlockTokens];
   float value_scales[kBlockTokens];
+  // AMX only: q and p as tiles of 16 rows, bf16, and one block of sums.
+  alignas(64) uint8_t q_tiles[kAttentionRows * kMaxHeadDim * 2];
+  alignas(64) uint8_t p_tiles[kAttentionRows * kBlockTokens * 2];
+  alignas(64) float sums[32 * 32];
 };
 
 // One (side, head) of a cache block.
@@ -159,6 +163,8 @@ struct PackBlock {
 // The dots of rows with a panel in vector registers. The AMX level has its own.
 template <typename V>
 struct VectorDots {
+  // Called once when q is complete.
+  static void Prepare(const AttentionTask& task, AttentionScratch* s, int num_rows) {}
   // Rows [begin, end) of p = q . keys, for all 64 tokens.
   static void Scores(const AttentionTask& task, AttentionScratch* s, int begin, int end) {
     const bool f32 = task.cache.format == Cache::Format::kF32;
@@ -212,6 +218,7 @@ struct Attention {
     Start(task, s);
     const int first = task.row_begin, last = task.row_end - 1;
     const int num_rows = task.row_end - task.row_begin;
+    RowDots::Prepare(task, s, num_rows);
     for (int start = 0; start < Visible(task, last); start += kBlockTokens) {
       // Rows are ordered by query: those before `begin` do not see this block.
       const int query = start - (task.context_len - task.query_len);

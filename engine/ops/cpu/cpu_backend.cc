@@ -51,7 +51,7 @@ struct ThreadScratch {
 class CpuBackend : public Backend {
  public:
   CpuBackend(WeightDtype dtype, const Kernels* kernels, int num_threads, bool pin)
-      : dtype_(dtype), kernels_(*kernels), pool_(num_threads, pin, kernels->enter_thread), scratch_(num_threads) {}
+      : dtype_(dtype), kernels_(*kernels), pool_(num_threads, pin), scratch_(num_threads) {}
 
   absl::Status Init() {
     for (ThreadScratch& scratch : scratch_) {

@@ -58,7 +58,7 @@ enum class Epilogue : int {
 
 struct Scratch {
   uint8_t* panel;     // kQ4: one panel as bf16, 64 bytes per k
-  float* rows;        // AMX: rows expanded to f32, or f32 tiles
+  float* rows;        // AMX: one row as the vector kernels take it
   uint8_t* attention;
 };
 
@@ -130,7 +130,6 @@ struct Kernels {
   int code_bytes;         // of an int8 code in kRowsInt8
   int (*code_value)(const uint8_t* code);
   size_t attention_bytes; // of Scratch::attention
-  bool (*enter_thread)();  // once in each thread that computes; false: the level does not work after all
   void (*gemm)(const GemmArgs& args, int panel_begin, int panel_end, const Scratch& scratch);
   void (*rms_norm)(const NormArgs& args, int begin, int end);
   void (*quantize)(const Input& input, int begin, int end);  // int8 formats: rows -> codes and scales

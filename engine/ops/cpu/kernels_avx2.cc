@@ -15,7 +15,6 @@ const Kernels* Avx2Kernels() {
       .code_bytes = sizeof(V::Code),
       .code_value = &V::CodeValue,
       .attention_bytes = sizeof(AttentionScratch),
-      .enter_thread = nullptr,
       .gemm = &Gemm<V>::Panels,
       .rms_norm = &RmsNormRows<V>,
       .quantize = &QuantizeInput<V>,

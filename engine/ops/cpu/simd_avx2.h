@@ -64,6 +64,8 @@ struct Avx2Vec {
             _mm256_castsi256_ps(_mm256_slli_epi32(LoadInt(line + 32), 16))};
   }
   BATON_INLINE Avx2Vec PairsOdd(const uint8_t* line) {
+    // Hides that PairsEven has read the line: reading it again is free, keeping it costs two registers and spills.
+    __asm__("" : "+r"(line));
     const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
     return {_mm256_castsi256_ps(_mm256_and_si256(LoadInt(line), mask)),
             _mm256_castsi256_ps(_mm256_and_si256(LoadInt(line + 32), mask))};
@@ -136,6 +138,10 @@ struct Avx2Vec {
   // Codes widened to 16 bits, so that vpmaddwd sums pairs exactly.
   using Code = int16_t;
   static int CodeValue(const uint8_t* code) { return static_cast<int16_t>(code[0] | code[1] << 8); }
+  BATON_INLINE void SetCode(uint8_t* code, int value) {
+    code[0] = static_cast<uint8_t>(value);
+    code[1] = value < 0 ? 0xff : 0;
+  }
   struct CodeSums {
     __m256i v[4];  // each: 4 outputs x 2 partial sums
   };
@@ -174,6 +180,10 @@ struct Avx2Vec {
     const __m256i lo = _mm256_permute4x64_epi64(_mm256_hadd_epi32(sums.v[0], sums.v[1]), 0xd8);
     const __m256i hi = _mm256_permute4x64_epi64(_mm256_hadd_epi32(sums.v[2], sums.v[3]), 0xd8);
     return {_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi)};
+  }
+  BATON_INLINE Avx2Vec FromInt32(const int32_t* p) {
+    const auto* q = reinterpret_cast<const __m256i*>(p);
+    return {_mm256_cvtepi32_ps(_mm256_loadu_si256(q)), _mm256_cvtepi32_ps(_mm256_loadu_si256(q + 1))};
   }
 
  private:

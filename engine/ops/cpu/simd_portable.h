@@ -129,6 +129,9 @@ struct PortableVec {
   // int8 dots: codes are kept as Code, sums of a line of 16 outputs x 4 k go to CodeSums.
   using Code = int8_t;
   static int CodeValue(const uint8_t* code) { return static_cast<int8_t>(*code); }
+  BATON_INLINE void SetCode(uint8_t* code, int value) {
+    *code = static_cast<uint8_t>(value);
+  }
   struct CodeSums {
     int32_t v[16];
   };
@@ -156,6 +159,7 @@ struct PortableVec {
   BATON_INLINE PortableVec FinishSums(const CodeSums& sums, const LineSums& line_sums) {
     return Make([&](int i) { return static_cast<float>(sums.v[i]); });
   }
+  BATON_INLINE PortableVec FromInt32(const int32_t* p) { return Make([&](int i) { return static_cast<float>(p[i]); }); }
 
  private:
   BATON_INLINE uint32_t Dword(const uint8_t* line, int i) {

@@ -46,9 +46,9 @@ int NumUsableCpus() {
   return CPU_COUNT(&usable);
 }
 
-ThreadPool::ThreadPool(int num_threads, bool pin, bool (*enter)()) {
+ThreadPool::ThreadPool(int num_threads, bool pin) {
   for (int thread = 1; thread < num_threads; ++thread) {
-    workers_.emplace_back([this, thread, pin, enter] { WorkerLoop(thread, pin, enter); });
+    workers_.emplace_back([this, thread, pin] { WorkerLoop(thread, pin); });
   }
 }
 
@@ -83,10 +83,9 @@ void ThreadPool::Run(Job job, const void* context) {
   caller_sleeps_.store(false);
 }
 
-void ThreadPool::WorkerLoop(int thread, bool pin, bool (*enter)()) {
+void ThreadPool::WorkerLoop(int thread, bool pin) {
   if (pin) PinToCpu(thread);
   const ScopedFlushDenormals flush;
-  if (enter != nullptr) enter();
   uint32_t seen = 0;
   while (true) {
     if (!SpinWhileEqual(epoch_, seen)) {

@@ -13,9 +13,9 @@ namespace baton::ops::cpu {
 // many processes may share few cores. Engine thread only (one caller at a time).
 class ThreadPool {
  public:
-  // `num_threads` counts the caller. `enter` (or null) is called once in each worker before its first job.
+  // `num_threads` counts the caller.
   // `pin`: worker i stays on the i-th CPU that the process may use; the caller is not moved.
-  ThreadPool(int num_threads, bool pin, bool (*enter)());
+  ThreadPool(int num_threads, bool pin);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -45,7 +45,7 @@ class ThreadPool {
   using Job = void (*)(const void* context, int thread);
 
   void Run(Job job, const void* context);
-  void WorkerLoop(int thread, bool pin, bool (*enter)());
+  void WorkerLoop(int thread, bool pin);
   // True once `value` differs from `old` within the spin limit.
   static bool SpinWhileEqual(const std::atomic<uint32_t>& value, uint32_t old);
 

@@ -1,0 +1,68 @@
+#include "engine/ops/quantize.h"
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace baton::ops {
+namespace {
+
+TEST(QuantizeInt8, ErrorIsAtMostHalfAStep) {
+  std::mt19937 random(3);
+  std::vector<float> row(100);
+  std::vector<int8_t> codes(100);
+  for (float& value : row) value = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 77.0f;
+  const float scale = QuantizeRowInt8(row.data(), 100, codes.data());
+  for (int i = 0; i < 100; ++i) EXPECT_LE(std::fabs(codes[i] * scale - row[i]), scale * 0.5001f);
+}
+
+TEST(QuantizeInt8, LargestValueIsCode127) {
+  const std::vector<float> row = {0.5f, -2.0f, 1.0f};
+  std::vector<int8_t> codes(3);
+  const float scale = QuantizeRowInt8(row.data(), 3, codes.data());
+  EXPECT_EQ(codes[1], -127);
+  EXPECT_FLOAT_EQ(scale, 2.0f / 127.0f);
+}
+
+TEST(QuantizeInt8, RowOfZerosHasScaleZero) {
+  const std::vector<float> row(5, 0.0f);
+  std::vector<int8_t> codes(5, 1);
+  EXPECT_EQ(QuantizeRowInt8(row.data(), 5, codes.data()), 0.0f);
+  EXPECT_EQ(codes, std::vector<int8_t>(5, 0));
+}
+
+TEST(QuantizeInt8, InfinityAndNanMakeTheRowNan) {
+  for (const float bad : {INFINITY, -INFINITY, NAN}) {
+    const std::vector<float> row = {1.0f, bad};
+    std::vector<int8_t> codes(2, 1);
+    EXPECT_TRUE(std::isnan(QuantizeRowInt8(row.data(), 2, codes.data())));
+    EXPECT_EQ(codes, std::vector<int8_t>(2, 0));
+  }
+}
+
+TEST(QuantizeQ4, ValuesAreWithinHalfAStepAndEndsAreKept) {
+  std::vector<float> row(64);
+  for (int i = 0; i < 64; ++i) row[i] = std::sin(0.37f * i) + (i < 32 ? 0.0f : 3.0f);
+  std::vector<uint8_t> codes(64);
+  std::vector<float> scales(2), minimums(2);
+  QuantizeRowQ4(row.data(), 64, codes.data(), scales.data(), minimums.data());
+  for (int i = 0; i < 64; ++i) {
+    EXPECT_LE(codes[i], 15);
+    const float value = base::FloatFromBf16(Q4Value(codes[i], scales[i / 32], minimums[i / 32]));
+    // Half a step of the code and half a unit of bf16's last place.
+    EXPECT_LE(std::fabs(value - row[i]), 0.5001f * scales[i / 32] + std::fabs(row[i]) / 256.0f + 1e-6f);
+  }
+}
+
+TEST(QuantizeQ4, FlatGroupIsItsMinimum) {
+  const std::vector<float> row(32, 0.75f);
+  std::vector<uint8_t> codes(32, 9);
+  float scale, minimum;
+  QuantizeRowQ4(row.data(), 32, codes.data(), &scale, &minimum);
+  EXPECT_EQ(base::FloatFromBf16(Q4Value(codes[5], scale, minimum)), 0.75f);
+}
+
+}  // namespace
+}  // namespace baton::ops

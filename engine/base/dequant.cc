@@ -134,8 +134,12 @@ void DequantizeQ4Block(UnpackQ4Fn unpack, uint32_t block_values, const uint8_t* 
   float scales[8];
   float minimums[8];
   unpack(block, codes, scales, minimums);
-  for (uint32_t i = 0; i < block_values; ++i) {
-    out[i] = scales[i / 32] * static_cast<float>(codes[i]) + minimums[i / 32];
+  for (uint32_t group = 0; group < block_values / 32; ++group) {
+    const float scale = scales[group];
+    const float minimum = minimums[group];
+    for (int i = 0; i < 32; ++i) {
+      out[32 * group + i] = scale * static_cast<float>(codes[32 * group + i]) + minimum;
+    }
   }
 }
 

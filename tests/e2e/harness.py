@@ -30,8 +30,10 @@ def generate_stubs():
     stamp = out / ".stamp"
     if not stamp.exists() or any(p.stat().st_mtime > stamp.stat().st_mtime for p in protos):
         out.mkdir(parents=True, exist_ok=True)
+        import grpc_tools
         from grpc_tools import protoc
-        args = ["protoc", f"-I{ROOT / 'proto'}", f"--python_out={out}", f"--grpc_python_out={out}"]
+        well_known = pathlib.Path(grpc_tools.__file__).parent / "_proto"
+        args = ["protoc", f"-I{ROOT / 'proto'}", f"-I{well_known}", f"--python_out={out}", f"--grpc_python_out={out}"]
         wanted = [str(p) for p in protos if "baton" in p.parts]
         if protoc.main(args + wanted) != 0:
             raise RuntimeError("protoc failed")

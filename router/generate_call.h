@@ -116,7 +116,7 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
   void Complete();
 
   // A leg failed: try again, wait, or end.
-  void OnLegFailed(const absl::Status& status, const std::string& address);
+  void OnLegFailed(const absl::Status& status, std::string address);
   void WaitForCapacity();
   absl::Status LostStatus(const absl::Status& cause) const;
   void DropAttempt();

@@ -206,7 +206,7 @@ void GenerateCall::OnDecodeEnd(uint32_t number, const absl::Status& status) {
   End(absl::InternalError("decode worker ended without an answer"));
 }
 
-void GenerateCall::OnLegFailed(const absl::Status& status, const std::string& address) {
+void GenerateCall::OnLegFailed(const absl::Status& status, std::string address) {
   DropAttempt();
   const absl::Duration now = deps_.clock->Now();
   if (absl::IsDeadlineExceeded(status) || now >= request_.deadline) {

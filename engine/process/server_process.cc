@@ -112,7 +112,8 @@ struct ServerProcess::Impl {
   absl::Status StartHttp();
   void StartSignalThread();
   void OnSignal();
-  void PublishHealth(bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  // `open`: not draining.
+  void PublishHealth(bool open, bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
 };
 
 absl::Status ServerProcess::Impl::StartGrpc(const std::vector<grpc::Service*>& services) {
@@ -134,7 +135,7 @@ absl::Status ServerProcess::Impl::StartGrpc(const std::vector<grpc::Service*>& s
   }
   base::MutexLock lock(&mutex);
   server->GetHealthCheckService()->SetServingStatus("liveness", true);
-  PublishHealth(false);
+  PublishHealth(true, false);
   return absl::OkStatus();
 }
 
@@ -158,9 +159,9 @@ absl::Status ServerProcess::Impl::StartHttp() {
   return absl::OkStatus();
 }
 
-void ServerProcess::Impl::PublishHealth(bool serving) {
+void ServerProcess::Impl::PublishHealth(bool open, bool serving) {
   grpc::HealthCheckServiceInterface* health = server->GetHealthCheckService();
-  health->SetServingStatus("", serving);
+  health->SetServingStatus("", open);
   health->SetServingStatus("readiness", serving);
   for (const std::string& name : options.health_services) health->SetServingStatus(name, serving);
 }
@@ -213,7 +214,7 @@ void ServerProcess::SetReady(bool ready) {
   if (impl_->drained || impl_->terminations > 0 || impl_->ready == ready) return;
   impl_->ready = ready;
   impl_->was_ready |= ready;
-  impl_->PublishHealth(ready);
+  impl_->PublishHealth(true, ready);
   BATON_LOG(Info, ready ? "ready" : "not ready");
 }
 
@@ -244,7 +245,7 @@ bool ServerProcess::Drain(const std::function<bool()>& idle) {
     base::MutexLock lock(&impl_->mutex);
     impl_->drained = true;
     impl_->ready = false;
-    impl_->PublishHealth(false);
+    impl_->PublishHealth(false, false);
     terminations = impl_->terminations;
   }
   BATON_LOG(Info, "draining", LogField("calls", calls_in_flight()));

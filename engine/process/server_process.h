@@ -38,7 +38,7 @@ struct ServerOptions {
   bool reflection = true;
   bool channelz = false;
   absl::Duration drain_timeout = absl::Seconds(60);
-  // Names that grpc.health.v1 knows beside "", "readiness" and "liveness": the services clients call.
+  // Names that grpc.health.v1 knows beside "" (alive), "liveness" and "readiness": the services clients call.
   std::vector<std::string> health_services;
   int max_message_bytes = 16 << 20;
   int max_concurrent_streams = 4096;    // per connection
@@ -73,8 +73,8 @@ class ServerProcess {
   // host:port under which the gRPC server listens.
   std::string grpc_address() const;
 
-  // Health "", "readiness" and health_services, and /ready. May go back and forth; stays false once draining.
-  // "liveness" and /health answer from the start to the end.
+  // Health "readiness" and health_services, and /ready. May go back and forth; stays false once draining.
+  // Health "" is SERVING from the start until the drain; "liveness" and /health answer to the end.
   void SetReady(bool ready);
   bool ready() const;
 

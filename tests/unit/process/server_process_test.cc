@@ -128,15 +128,20 @@ class ServerProcessTest : public testing::Test {
 TEST_F(ServerProcessTest, HealthFollowsReadiness) {
   Start();
   Client client(*server_);
-  for (const char* name : {"", "readiness", "baton.v1.Generation"}) {
+  for (const char* name : {"readiness", "baton.v1.Generation"}) {
     EXPECT_EQ(client.Check(name).first, Health::kNotServing) << name;
   }
-  EXPECT_EQ(client.Check("liveness").first, Health::kServing);
+  for (const char* name : {"", "liveness"}) EXPECT_EQ(client.Check(name).first, Health::kServing) << name;
   server_->SetReady(true);
   for (const char* name : {"", "readiness", "baton.v1.Generation", "liveness"}) {
     EXPECT_EQ(client.Check(name).first, Health::kServing) << name;
   }
   EXPECT_EQ(client.Check("no.such.Service").second.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_TRUE(server_->Drain(nullptr));
+  for (const char* name : {"", "readiness", "baton.v1.Generation"}) {
+    EXPECT_EQ(client.Check(name).first, Health::kNotServing) << name;
+  }
+  EXPECT_EQ(client.Check("liveness").first, Health::kServing) << "the process is there until it is gone";
 }
 
 TEST_F(ServerProcessTest, HealthWatchSeesEachChange) {

@@ -1,0 +1,280 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "engine/process/grpc_status.h"
+#include "tests/unit/router/generate_call_fixture.h"
+
+namespace baton::router {
+namespace {
+
+using GenerateCallFailureTest = GenerateCallFixture;
+
+// Runs the newest attempt to its end, whatever part of the answer it resumes with.
+class ResumeTest : public GenerateCallFixture {
+ protected:
+  const std::vector<uint32_t> answer_ = {Id("a"), Id("b"), Id("c")};
+
+  worker::v1::Token At(uint32_t output) { return Token(0, 3 + output, answer_[output]); }
+
+  void FinishNewestAttempt() {
+    FakePrefill& prefill = *legs_.prefills.back();
+    const uint32_t resumed = prefill.open.spec().resumed_tokens();
+    ASSERT_LT(resumed, 3u);
+    if (!legs_.decodes.empty() && !legs_.decodes.back()->cancelled && !legs_.decodes.back()->ended) {
+      FakeDecode& decode = *legs_.decodes.back();
+      decode.Send(Reserved());
+      if (resumed == 2) {
+        prefill.Send(First({At(2)}, {Length(0)}));
+        return;
+      }
+      prefill.Send(First({At(resumed)}));
+      for (uint32_t i = resumed + 1; i < 3; ++i) {
+        decode.Send(i == 2 ? Tokens({At(i)}, {Length(0)}) : Tokens({At(i)}));
+      }
+      prefill.Send(PrefillDone());
+      decode.Send(DecodeDone());
+    }
+  }
+};
+
+// A worker is lost after each number of events; the client sees one whole answer.
+TEST_F(ResumeTest, LostWorkerCostsTheClientNothing) {
+  for (bool lose_decode : {false, true}) {
+    for (int played = 0; played <= 3; ++played) {
+      if (!lose_decode && played > 2) continue;  // behind the hand-over prefill does not matter
+      SCOPED_TRACE(testing::Message() << (lose_decode ? "decode" : "prefill") << " after " << played);
+      const size_t before = legs_.prefills.size();
+      Running running = Start(Request());
+      auto prefill = legs_.prefills.back();
+      auto decode = legs_.decodes.back();
+      if (played >= 1) decode->Send(Reserved());
+      if (played >= 2) prefill->Send(First({At(0)}));
+      if (played >= 3) decode->Send(Tokens({At(1)}));
+      (lose_decode ? decode->End(absl::UnavailableError("killed")) : prefill->End(absl::UnavailableError("killed")));
+      ASSERT_EQ(legs_.prefills.size(), before + 2) << "a second attempt";
+      EXPECT_NE(lose_decode ? legs_.decodes.back()->address : legs_.prefills.back()->address,
+                lose_decode ? decode->address : prefill->address);
+      EXPECT_TRUE(lose_decode ? prefill->cancelled : decode->cancelled);
+      const auto& spec = legs_.prefills.back()->open.spec();
+      EXPECT_EQ(spec.attempt(), 2u);
+      EXPECT_EQ(spec.sampling().seed(), 77u) << "the same seed";
+      EXPECT_EQ(spec.resumed_tokens(), played >= 3 ? 2u : played >= 2 ? 1u : 0u);
+      EXPECT_EQ(spec.prompt_ids_size(), 3 + static_cast<int>(spec.resumed_tokens()));
+      legs_.EndCancelled();
+      FinishNewestAttempt();
+      timers_.Advance(absl::Seconds(1));
+      ASSERT_TRUE(running.received->done());
+      EXPECT_TRUE(running.received->finishes[0].ok()) << running.received->finishes[0];
+      EXPECT_EQ(running.received->ids(), answer_);
+      EXPECT_EQ(running.received->messages.back().finished().usage().prompt_tokens(), 3u);
+      EXPECT_EQ(running.received->messages.back().finished().timings().retries(), 1u);
+      legs_.EndCancelled();
+    }
+  }
+}
+
+TEST_F(ResumeTest, PrefillLostBehindTheHandOverDoesNotMatter) {
+  Running running = Start(Request());
+  legs_.decodes[0]->Send(Reserved());
+  legs_.prefills[0]->Send(First({At(0)}));
+  legs_.decodes[0]->Send(Tokens({At(1)}));
+  legs_.prefills[0]->End(absl::UnavailableError("killed"));
+  legs_.decodes[0]->Send(Tokens({At(2)}, {Length(0)}));
+  legs_.decodes[0]->Send(DecodeDone());
+  EXPECT_EQ(running.received->ids(), answer_);
+  EXPECT_TRUE(running.received->finishes[0].ok());
+  EXPECT_EQ(legs_.prefills.size(), 1u);
+}
+
+TEST_F(GenerateCallFailureTest, RetriesAreBoundedAndTheClientIsToldWhatItHas) {
+  Running running = Start(Request());
+  legs_.decodes.back()->Send(Reserved());
+  legs_.prefills.back()->Send(First({Token(0, 3, Id("a"))}));
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_FALSE(running.received->done()) << i;
+    legs_.decodes.back()->End(absl::UnavailableError("killed"));
+    legs_.EndCancelled();
+  }
+  ASSERT_TRUE(running.received->done());
+  const absl::Status& status = running.received->finishes[0];
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  ASSERT_TRUE(process::GetErrorInfo(status).has_value());
+  EXPECT_EQ(process::GetErrorInfo(status)->reason, "WORKER_LOST");
+  EXPECT_EQ(process::GetErrorInfo(status)->metadata.at("tokens_sent"), "1");
+  EXPECT_EQ(legs_.decodes.size(), 3u);
+  EXPECT_EQ(store_->counter(base::CounterId::kRouterRetries, "unavailable").value(), 2);
+}
+
+TEST_F(GenerateCallFailureTest, SeveralChoicesAreRetriedOnlyBeforeTheFirstByte) {
+  v1::GenerateRequest request = Request();
+  request.mutable_sampling()->set_n(2);
+  Running before = Start(request);
+  legs_.prefills.back()->End(absl::UnavailableError("killed"));
+  EXPECT_FALSE(before.received->done());
+  legs_.decodes.back()->Send(Reserved());
+  legs_.prefills.back()->Send(First({Token(0, 3, Id("a")), Token(1, 3, Id("b"))}));
+  EXPECT_EQ(before.received->text(1), "b");
+  legs_.decodes.back()->End(absl::UnavailableError("killed"));
+  ASSERT_TRUE(before.received->done());
+  EXPECT_EQ(before.received->code(), absl::StatusCode::kUnavailable);
+}
+
+// Case 11.7: what a worker refuses reaches the client unchanged, and the other worker lets go.
+TEST_F(GenerateCallFailureTest, RefusalOfAWorkerReachesTheClientUnchanged) {
+  for (const absl::Status& status :
+       {absl::InvalidArgumentError("prompt: too long"), absl::InternalError("logits are not finite")}) {
+    Running running = Start(Request());
+    legs_.prefills.back()->End(status);
+    ASSERT_TRUE(running.received->done());
+    EXPECT_EQ(running.received->finishes[0].code(), status.code());
+    EXPECT_EQ(running.received->finishes[0].message(), status.message());
+    EXPECT_TRUE(legs_.decodes.back()->cancelled);
+    legs_.EndCancelled();
+  }
+}
+
+TEST_F(GenerateCallFailureTest, FullDecodeWorkerIsAskedAgainAfterTheOther) {
+  Running running = Start(Request());
+  EXPECT_EQ(legs_.decodes[0]->address, "d1");
+  legs_.decodes[0]->End(absl::ResourceExhaustedError("no blocks"));
+  EXPECT_TRUE(legs_.prefills[0]->cancelled);
+  ASSERT_EQ(legs_.decodes.size(), 2u);
+  EXPECT_EQ(legs_.decodes[1]->address, "d2");
+  legs_.decodes[1]->End(absl::ResourceExhaustedError("no blocks"));
+  EXPECT_EQ(legs_.decodes.size(), 2u) << "both are full: wait";
+  EXPECT_FALSE(running.received->done());
+  legs_.EndCancelled();
+  timers_.Advance(deps_.capacity_wait);
+  ASSERT_EQ(legs_.decodes.size(), 3u);
+  legs_.decodes[2]->Send(Reserved());
+  legs_.prefills.back()->Send(First({Token(0, 3, Id("a"))}));
+  legs_.decodes[2]->Send(Tokens({Token(0, 4, Id("b"))}, {Length(0)}));
+  legs_.prefills.back()->Send(PrefillDone());
+  legs_.decodes[2]->Send(DecodeDone());
+  EXPECT_EQ(running.received->text(), "ab");
+}
+
+TEST_F(GenerateCallFailureTest, WaitingForCapacityEndsAtTheDeadline) {
+  Running running = Start(Request(), absl::Milliseconds(50));
+  for (int i = 0; i < 20 && !running.received->done(); ++i) {
+    if (!legs_.decodes.back()->ended) legs_.decodes.back()->End(absl::ResourceExhaustedError("no blocks"));
+    legs_.EndCancelled();
+    timers_.Advance(absl::Milliseconds(10));
+  }
+  ASSERT_TRUE(running.received->done());
+  EXPECT_EQ(running.received->code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(GenerateCallFailureTest, DeadlineOfAWorkerEndsTheCall) {
+  Running running = Start(Request());
+  legs_.decodes[0]->End(absl::DeadlineExceededError("x"));
+  EXPECT_EQ(running.received->code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(legs_.prefills[0]->cancelled);
+  EXPECT_EQ(legs_.decodes.size(), 1u);
+}
+
+TEST_F(GenerateCallFailureTest, PairThatDoesNotFitIsLeftForAnother) {
+  Running running = Start(Request());
+  legs_.prefills[0]->End(absl::FailedPreconditionError("kv_dtype differs"));
+  ASSERT_EQ(legs_.prefills.size(), 2u);
+  EXPECT_EQ(legs_.prefills[1]->address, "p2");
+  running.call->OnClientCancel(absl::CancelledError());
+}
+
+TEST_F(GenerateCallFailureTest, NoReadyWorkerIsUnavailableWithRetryInfo) {
+  for (const char* p : {"p1", "p2"}) table_.OnDown(p, absl::UnavailableError("gone"));
+  Running running = Start(Request());
+  EXPECT_EQ(running.received->code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(process::RetryDelay(running.received->finishes[0]).has_value());
+  EXPECT_EQ(Rejected("no_worker"), 1);
+}
+
+// Case 11.4: pairs that differ are refused with the field's name.
+TEST_F(GenerateCallFailureTest, PairsThatDifferAreRefusedByName) {
+  for (const char* d : {"d1", "d2"}) {
+    auto other = ReadyStatus("decode", "2");
+    other.mutable_fingerprint()->set_kv_dtype("bf16");
+    table_.OnStatus(d, other);
+  }
+  Running running = Start(Request());
+  EXPECT_EQ(running.received->code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(running.received->finishes[0].message().find("kv_dtype"), absl::string_view::npos);
+}
+
+TEST_F(GenerateCallFailureTest, FullQueueIsRefusedWithRetryInfo) {
+  std::vector<Running> running;
+  for (int i = 0; i < 4; ++i) running.push_back(Start(Request()));
+  EXPECT_EQ(legs_.decodes.size(), 2u) << "two places";
+  Running refused = Start(Request());
+  EXPECT_EQ(refused.received->code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(process::RetryDelay(refused.received->finishes[0]).has_value());
+  EXPECT_EQ(Rejected("queue_full"), 1);
+  running[0].call->OnClientCancel(absl::CancelledError());
+  EXPECT_EQ(legs_.decodes.size(), 3u) << "the place went to the oldest";
+  for (Running& r : running) r.call->OnClientCancel(absl::CancelledError());
+}
+
+// Case 3.2: a request whose deadline passes in the queue reaches no worker.
+TEST_F(GenerateCallFailureTest, DeadlineInTheQueueReachesNoWorker) {
+  Running first = Start(Request());
+  Running second = Start(Request());
+  Running waiting = Start(Request(), absl::Milliseconds(200));
+  timers_.Advance(absl::Milliseconds(200));
+  EXPECT_EQ(waiting.received->code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(legs_.decodes.size(), 2u);
+  EXPECT_EQ(Rejected("deadline"), 1);
+  first.call->OnClientCancel(absl::CancelledError());
+  second.call->OnClientCancel(absl::CancelledError());
+}
+
+TEST_F(GenerateCallFailureTest, CancelInTheQueueAndWhileEncodingReachesNoWorker) {
+  Running first = Start(Request());
+  Running second = Start(Request());
+  Running waiting = Start(Request());
+  waiting.call->OnClientCancel(absl::CancelledError());
+  EXPECT_EQ(waiting.received->code(), absl::StatusCode::kCancelled);
+  first.call->OnClientCancel(absl::CancelledError());
+  second.call->OnClientCancel(absl::CancelledError());
+  encoder_.hold = true;
+  Running encoding = Start(Request());
+  encoding.call->OnClientCancel(absl::CancelledError());
+  EXPECT_EQ(encoding.received->code(), absl::StatusCode::kCancelled);
+  encoder_.held();
+  EXPECT_EQ(legs_.decodes.size(), 2u);
+}
+
+// Case 15.2: one outcome for each request.
+TEST_F(GenerateCallFailureTest, EveryRequestHasOneOutcome) {
+  Running cancelled = Start(Request());
+  cancelled.call->OnClientCancel(absl::CancelledError());
+  cancelled.call->OnClientCancel(absl::CancelledError());
+  Running late = Start(Request());
+  late.call->OnClientCancel(absl::DeadlineExceededError("x"));
+  v1::GenerateRequest bad = Request();
+  bad.mutable_sampling()->set_top_p(2);
+  Running invalid = Start(bad);
+  EXPECT_EQ(invalid.received->code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(process::FieldViolations(invalid.received->finishes[0]).at(0).field, "sampling.top_p");
+  v1::GenerateRequest one = Request();
+  one.mutable_sampling()->set_max_tokens(1);
+  Running good = Start(one);
+  legs_.prefills.back()->Send(First({Token(0, 3, Id("a"))}, {Length(0)}));
+  EXPECT_EQ(Outcomes("CANCELLED"), 1);
+  EXPECT_EQ(Outcomes("DEADLINE_EXCEEDED"), 1);
+  EXPECT_EQ(Outcomes("INVALID_ARGUMENT"), 1);
+  EXPECT_EQ(Outcomes("OK"), 1);
+  legs_.EndCancelled();
+}
+
+// Case 4.2: both numbers are told.
+TEST_F(GenerateCallFailureTest, PromptAboveTheContextIsRefusedWithBothNumbers) {
+  Running running = Start(Request(std::vector<uint32_t>(1025, 5)));
+  EXPECT_EQ(running.received->code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(running.received->finishes[0].message().find("1025"), absl::string_view::npos);
+  EXPECT_NE(running.received->finishes[0].message().find("1024"), absl::string_view::npos);
+  EXPECT_TRUE(legs_.decodes.empty());
+}
+
+}  // namespace
+}  // namespace baton::router

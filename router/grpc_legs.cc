@@ -56,10 +56,9 @@ class LegCall : public grpc::ClientBidiReactor<Request, Response>,
       Release();  // the worker has ended the call: writing is over
       return;
     }
-    Response message = std::move(response_);
-    response_.Clear();
+    // Before the next read is started: its callback may run on another thread at once, and order matters.
+    events_.on_message(std::exchange(response_, Response()));
     this->StartRead(&response_);
-    events_.on_message(std::move(message));
   }
   void OnWriteDone(bool ok) override { writer_.OnWriteDone(ok); }
   void OnDone(const grpc::Status& status) override {

@@ -91,6 +91,7 @@ class Sampler {
   void CollectCandidates(float best, double temperature, absl::Span<const float> logits);
   void KeepTopK(int32_t top_k);
   void KeepTopP(float best, double temperature, float top_p);
+  void DropBelow(double limit);
   uint32_t Draw(const SamplingParams& params, uint32_t choice, uint32_t position, float best) const;
   // Writes a logit and remembers what the model gave.
   void Change(absl::Span<float> logits, uint32_t id, double value);

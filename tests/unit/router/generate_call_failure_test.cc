@@ -87,6 +87,35 @@ TEST_F(ResumeTest, PrefillLostBehindTheHandOverDoesNotMatter) {
   EXPECT_EQ(legs_.prefills.size(), 1u);
 }
 
+// The two workers' streams race: a short answer may be over on decode before prefill's message has come.
+TEST_F(ResumeTest, DecodeMayEndBeforeTheFirstTokensArrive) {
+  for (bool prefill_dies : {false, true}) {
+    const size_t before = legs_.prefills.size();
+    Running running = Start(Request());
+    auto prefill = legs_.prefills.back();
+    auto decode = legs_.decodes.back();
+    decode->Send(Reserved());
+    decode->Send(Tokens({At(1)}));
+    decode->Send(Tokens({At(2)}, {Length(0)}));
+    decode->Send(DecodeDone());
+    decode->End(absl::OkStatus());
+    ASSERT_FALSE(running.received->done());
+    if (prefill_dies) {
+      prefill->End(absl::UnavailableError("killed"));
+      ASSERT_EQ(legs_.prefills.size(), before + 2) << "a second attempt";
+      FinishNewestAttempt();
+    } else {
+      prefill->Send(First({At(0)}));
+      prefill->Send(PrefillDone());
+    }
+    timers_.Advance(absl::Seconds(1));
+    ASSERT_TRUE(running.received->done());
+    EXPECT_TRUE(running.received->finishes[0].ok()) << running.received->finishes[0];
+    EXPECT_EQ(running.received->ids(), answer_);
+    legs_.EndCancelled();
+  }
+}
+
 TEST_F(GenerateCallFailureTest, RetriesAreBoundedAndTheClientIsToldWhatItHas) {
   Running running = Start(Request());
   legs_.decodes.back()->Send(Reserved());

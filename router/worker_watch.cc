@@ -82,9 +82,14 @@ void WorkerWatch::State::Open(const std::string& address) {
 }
 
 void WorkerWatch::State::OnEnded(const std::string& address, bool ever_answered, const absl::Status& status) {
-  table->OnDown(address, status);
+  bool ending = false;
+  {
+    base::MutexLock lock(&mutex);
+    ending = stopping;
+  }
+  if (!ending) table->OnDown(address, status);
   base::MutexLock lock(&mutex);
-  streams.erase(address);
+  streams.erase(address);  // from here on the watch, and with it the table, may go away
   all_ended.NotifyAll();
   if (stopping) return;
   absl::Duration& pause = pauses[address];

@@ -98,10 +98,14 @@ def test_generate_streams_text_and_prints_one_json_object(tiny):
 
 def test_a_chat_keeps_its_history(pool):
     service = pool.get(SMOLLM2)
-    run = run_baton("chat", "--address", service.router.address, "--temperature", 0, "--max-tokens", 30, "--stats",
+    run = run_baton("chat", "--address", service.router.address, "--temperature", 0, "--max-tokens", 16, "--json",
                     stdin="My name is Ada.\nWhat is my name?\n")
     assert run.returncode == 0, run.stderr
-    assert "Ada" in run.stdout and "prompt tokens" in run.stdout and "TTFT" in run.stdout
+    first, second = [json.loads(line) for line in run.stdout.splitlines()]
+    # The second prompt is the first, its answer, and the new question.
+    assert second["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
+    table = run_baton("chat", "--address", service.router.address, "--max-tokens", 4, "--stats", "--message", "Hello")
+    assert table.returncode == 0 and all(word in table.stdout for word in ("prompt tokens", "TTFT", "ITL", "KV handed over"))
     service.wait_idle()
 
 

@@ -10,11 +10,15 @@
 #include "engine/base/status_macros.h"
 #include "engine/text/nfc.h"
 
-ABSL_FLAG(std::string, tokenizer, "", "tokenizer.json, the directory that holds it, or a GGUF file.");
+ABSL_FLAG(std::string,
+          tokenizer,
+          "",
+          "tokenizer.json, the directory that holds it, or a GGUF file.");
 ABSL_FLAG(bool,
           literal,
           false,
-          "The text is untrusted: what looks like a control token stays text (of chat records, the text of system, user and "
+          "The text is untrusted: what looks like a control token stays text (of chat records, the "
+          "text of system, user and "
           "tool messages).");
 
 namespace baton::cli {
@@ -22,7 +26,8 @@ namespace {
 
 constexpr size_t kMaxLineBytes = size_t{64} << 20;
 
-// The next line without its end. False at the end of the input. `too_long`: the line was read past but not kept.
+// The next line without its end. False at the end of the input. `too_long`: the line was read past
+// but not kept.
 bool ReadLine(FILE* in, std::string* line, bool* too_long) {
   line->clear();
   *too_long = false;
@@ -39,9 +44,12 @@ bool ReadLine(FILE* in, std::string* line, bool* too_long) {
   return any;
 }
 
-absl::StatusOr<std::string> AnswerLine(const std::string& line, bool too_long, const RecordHandler& handler) {
+absl::StatusOr<std::string> AnswerLine(const std::string& line,
+                                       bool too_long,
+                                       const RecordHandler& handler) {
   if (too_long) {
-    return absl::ResourceExhaustedError(absl::StrCat("a line has more than ", kMaxLineBytes, " bytes"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a line has more than ", kMaxLineBytes, " bytes"));
   }
   BATON_ASSIGN_OR_RETURN(const base::JsonValue record, base::ParseJson(line));
   if (!record.is_object()) return absl::InvalidArgumentError("a line is not a JSON object");
@@ -52,7 +60,9 @@ absl::StatusOr<std::string> AnswerLine(const std::string& line, bool too_long, c
 
 absl::StatusOr<std::unique_ptr<text::Tokenizer>> LoadTokenizerFlag() {
   const std::string path = absl::GetFlag(FLAGS_tokenizer);
-  if (path.empty()) return absl::InvalidArgumentError("--tokenizer is missing: name a tokenizer.json, its directory or a GGUF file");
+  if (path.empty())
+    return absl::InvalidArgumentError(
+        "--tokenizer is missing: name a tokenizer.json, its directory or a GGUF file");
   return text::Tokenizer::Load(path);
 }
 
@@ -79,9 +89,14 @@ absl::Status ProcessJsonLines(FILE* in, FILE* out, const RecordHandler& handler)
   return std::ferror(in) ? absl::InternalError("cannot read the input") : absl::OkStatus();
 }
 
-std::string IdsMember(absl::Span<const text::TokenId> ids) { return absl::StrCat("\"ids\":[", absl::StrJoin(ids, ","), "]"); }
+std::string IdsMember(absl::Span<const text::TokenId> ids) {
+  return absl::StrCat("\"ids\":[", absl::StrJoin(ids, ","), "]");
+}
 
-int RunJsonLinesCommand(int argc, char** argv, absl::string_view usage, const HandlerFactory& make_handler) {
+int RunJsonLinesCommand(int argc,
+                        char** argv,
+                        absl::string_view usage,
+                        const HandlerFactory& make_handler) {
   const base::FlagsOutcome flags = base::HandleFlags(argc, argv, usage, {"cli/json_lines"});
   if (!flags.go_on) return flags.exit_code;
   const auto tokenizer = LoadTokenizerFlag();
@@ -89,7 +104,8 @@ int RunJsonLinesCommand(int argc, char** argv, absl::string_view usage, const Ha
     std::fprintf(stderr, "%s: %s\n", argv[0], std::string(tokenizer.status().message()).c_str());
     return 2;
   }
-  const absl::Status status = ProcessJsonLines(stdin, stdout, make_handler(**tokenizer, LiteralFlag()));
+  const absl::Status status =
+      ProcessJsonLines(stdin, stdout, make_handler(**tokenizer, LiteralFlag()));
   if (status.ok()) return 0;
   std::fprintf(stderr, "%s: %s\n", argv[0], std::string(status.message()).c_str());
   return 1;

@@ -1,7 +1,7 @@
 #pragma once
 
-// What `baton tokenize` and `baton render` share: the tokenizer's flags, and JSON Lines from standard input to standard
-// output.
+// What `baton tokenize` and `baton render` share: the tokenizer's flags, and JSON Lines from
+// standard input to standard output.
 
 #include <cstdio>
 #include <functional>
@@ -26,8 +26,9 @@ using RecordHandler = std::function<absl::StatusOr<std::string>(const base::Json
 absl::StatusOr<std::unique_ptr<text::Tokenizer>> LoadTokenizerFlag();
 bool LiteralFlag();
 
-// Writes one line for each line of `in`: what `handler` says, or {"error": ...} when it fails or the line is no JSON or
-// too long. Goes on after errors. Errors: INTERNAL when reading or writing fails.
+// Writes one line for each line of `in`: what `handler` says, or {"error": ...} when it fails or
+// the line is no JSON or too long. Goes on after errors.
+// Errors: INTERNAL when reading or writing fails.
 absl::Status ProcessJsonLines(FILE* in, FILE* out, const RecordHandler& handler);
 
 // "ids":[1,2,3]
@@ -35,6 +36,9 @@ std::string IdsMember(absl::Span<const text::TokenId> ids);
 
 // The whole of a command: flags, tokenizer, lines. `make_handler` is called once.
 using HandlerFactory = std::function<RecordHandler(const text::Tokenizer& tokenizer, bool literal)>;
-int RunJsonLinesCommand(int argc, char** argv, absl::string_view usage, const HandlerFactory& make_handler);
+int RunJsonLinesCommand(int argc,
+                        char** argv,
+                        absl::string_view usage,
+                        const HandlerFactory& make_handler);
 
 }  // namespace baton::cli

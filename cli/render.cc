@@ -11,11 +11,15 @@
 namespace baton::cli {
 namespace {
 
-absl::StatusOr<std::string> Answer(const text::Tokenizer& tokenizer, bool literal, const base::JsonValue& json) {
+absl::StatusOr<std::string> Answer(const text::Tokenizer& tokenizer,
+                                   bool literal,
+                                   const base::JsonValue& json) {
   BATON_ASSIGN_OR_RETURN(text::ChatRecord record, text::ReadChatRecord(json));
-  BATON_ASSIGN_OR_RETURN(const text::ChatTemplate chat_template, text::ChatTemplate::Select(record.template_name, tokenizer));
+  BATON_ASSIGN_OR_RETURN(const text::ChatTemplate chat_template,
+                         text::ChatTemplate::Select(record.template_name, tokenizer));
   record.options.like_reference = true;
-  BATON_ASSIGN_OR_RETURN(const text::RenderedPrompt prompt, chat_template.Render(record.messages, record.options));
+  BATON_ASSIGN_OR_RETURN(const text::RenderedPrompt prompt,
+                         chat_template.Render(record.messages, record.options));
   std::string members = "\"prompt\":";
   base::AppendJsonString(prompt.text, &members);
   absl::StrAppend(&members, ",",
@@ -27,15 +31,19 @@ absl::StatusOr<std::string> Answer(const text::Tokenizer& tokenizer, bool litera
 }  // namespace
 
 int RunRender(int argc, char** argv) {
-  return RunJsonLinesCommand(
-      argc, argv,
-      "baton render --tokenizer FILE [--literal]: JSON Lines on standard input, chat records -> {\"prompt\": .., \"ids\": [..]}.\n"
-      "A record: {\"template\": NAME, \"messages\": [..], \"tools\": [..], \"add_generation_prompt\": BOOL, \"enable_thinking\": BOOL};\n"
-      "templates: qwen3, qwen3-2025-04, qwen3-instruct-2507, qwen3-thinking-2507, smollm2, chatml; absent: the tokenizer's own.\n"
-      "Prompts are those of the official templates, exactly.",
-      [](const text::Tokenizer& tokenizer, bool literal) {
-        return [&tokenizer, literal](const base::JsonValue& record) { return Answer(tokenizer, literal, record); };
-      });
+  return RunJsonLinesCommand(argc, argv,
+                             "baton render --tokenizer FILE [--literal]: JSON Lines on standard "
+                             "input, chat records -> {\"prompt\": .., \"ids\": [..]}.\n"
+                             "A record: {\"template\": NAME, \"messages\": [..], \"tools\": [..], "
+                             "\"add_generation_prompt\": BOOL, \"enable_thinking\": BOOL};\n"
+                             "templates: qwen3, qwen3-2025-04, qwen3-instruct-2507, "
+                             "qwen3-thinking-2507, smollm2, chatml; absent: the tokenizer's own.\n"
+                             "Prompts are those of the official templates, exactly.",
+                             [](const text::Tokenizer& tokenizer, bool literal) {
+                               return [&tokenizer, literal](const base::JsonValue& record) {
+                                 return Answer(tokenizer, literal, record);
+                               };
+                             });
 }
 
 }  // namespace baton::cli

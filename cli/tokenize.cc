@@ -8,21 +8,27 @@
 namespace baton::cli {
 namespace {
 
-absl::StatusOr<std::string> Answer(const text::Tokenizer& tokenizer, bool literal, const base::JsonValue& record) {
+absl::StatusOr<std::string> Answer(const text::Tokenizer& tokenizer,
+                                   bool literal,
+                                   const base::JsonValue& record) {
   const base::JsonValue* text = record.Find("text");
-  if (text == nullptr || !text->is_string()) return absl::InvalidArgumentError("the record has no \"text\"");
-  return IdsMember(tokenizer.Encode(text->text(), literal ? text::SpecialPolicy::kLiteral : text::SpecialPolicy::kParse));
+  if (text == nullptr || !text->is_string())
+    return absl::InvalidArgumentError("the record has no \"text\"");
+  return IdsMember(tokenizer.Encode(
+      text->text(), literal ? text::SpecialPolicy::kLiteral : text::SpecialPolicy::kParse));
 }
 
 }  // namespace
 
 int RunTokenize(int argc, char** argv) {
-  return RunJsonLinesCommand(
-      argc, argv,
-      "baton tokenize --tokenizer FILE [--literal]: JSON Lines on standard input, {\"text\": ..} -> {\"ids\": [..]}.",
-      [](const text::Tokenizer& tokenizer, bool literal) {
-        return [&tokenizer, literal](const base::JsonValue& record) { return Answer(tokenizer, literal, record); };
-      });
+  return RunJsonLinesCommand(argc, argv,
+                             "baton tokenize --tokenizer FILE [--literal]: JSON Lines on standard "
+                             "input, {\"text\": ..} -> {\"ids\": [..]}.",
+                             [](const text::Tokenizer& tokenizer, bool literal) {
+                               return [&tokenizer, literal](const base::JsonValue& record) {
+                                 return Answer(tokenizer, literal, record);
+                               };
+                             });
 }
 
 }  // namespace baton::cli

@@ -49,7 +49,8 @@ class Reader {
 
   absl::Status ReadValue(int depth, JsonValue* out) {
     if (++num_values_ > limits_.max_values) {
-      return absl::ResourceExhaustedError(absl::StrCat("json: more than ", limits_.max_values, " values"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("json: more than ", limits_.max_values, " values"));
     }
     SkipSpace();
     if (pos_ >= text_.size()) return Fail("the text ends where a value is needed");
@@ -304,13 +305,27 @@ void AppendJsonString(absl::string_view text, std::string* out) {
   out->push_back('"');
   for (const char c : text) {
     switch (c) {
-      case '"': out->append("\\\""); break;
-      case '\\': out->append("\\\\"); break;
-      case '\b': out->append("\\b"); break;
-      case '\f': out->append("\\f"); break;
-      case '\n': out->append("\\n"); break;
-      case '\r': out->append("\\r"); break;
-      case '\t': out->append("\\t"); break;
+      case '"':
+        out->append("\\\"");
+        break;
+      case '\\':
+        out->append("\\\\");
+        break;
+      case '\b':
+        out->append("\\b");
+        break;
+      case '\f':
+        out->append("\\f");
+        break;
+      case '\n':
+        out->append("\\n");
+        break;
+      case '\r':
+        out->append("\\r");
+        break;
+      case '\t':
+        out->append("\\t");
+        break;
       default:
         if (static_cast<uint8_t>(c) < 0x20) {
           out->append("\\u00");

@@ -1,7 +1,7 @@
 #pragma once
 
-// A bounded JSON reader (RFC 8259) for what comes from files and clients. Keeps the order of object members
-// and the text of numbers, so that a value can be written again without loss.
+// A bounded JSON reader (RFC 8259) for what comes from files and clients. Keeps the order of object
+// members and the text of numbers, so that a value can be written again without loss.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,8 +17,9 @@ namespace baton::base {
 
 struct JsonLimits {
   size_t max_bytes = size_t{64} << 20;
-  int max_depth = 64;                   // of nested arrays and objects
-  size_t max_values = size_t{4} << 20;  // every value and member counts; one costs about 50 bytes of memory
+  int max_depth = 64;  // of nested arrays and objects
+  size_t max_values =
+      size_t{4} << 20;  // every value and member counts; one costs about 50 bytes of memory
   // Otherwise the last one wins, in the place of the first, as in Python.
   bool reject_duplicate_keys = false;
 };
@@ -54,11 +55,12 @@ class JsonValue {
   // The members of an object in their order in the file; empty for other types.
   const std::vector<JsonMember>& members() const;
 
-  // The member called `key`, or null when there is none or this is no object. Linear in the number of members.
+  // The member called `key`, or null when there is none or this is no object. Linear in the number
+  // of members.
   const JsonValue* Find(absl::string_view key) const;
 
-  // Errors: INVALID_ARGUMENT when this is not such a number (a fraction or exponent, as in 1.0, is no integer) or it
-  // does not fit.
+  // Errors: INVALID_ARGUMENT when this is not such a number (a fraction or exponent, as in 1.0, is
+  // no integer) or it does not fit.
   absl::StatusOr<int64_t> AsInt64() const;
   absl::StatusOr<double> AsDouble() const;
 
@@ -74,12 +76,14 @@ struct JsonMember {
   JsonValue value;
 };
 
-// Reads exactly one value, with white space around it. `text` must be valid UTF-8; an escaped lone surrogate is an error.
+// Reads exactly one value, with white space around it. `text` must be valid UTF-8; an escaped lone
+// surrogate is an error.
 // Errors: INVALID_ARGUMENT with the byte offset, RESOURCE_EXHAUSTED when a limit is passed.
-absl::StatusOr<JsonValue> ParseJson(absl::string_view text, const JsonLimits& limits = JsonLimits{});
+absl::StatusOr<JsonValue> ParseJson(absl::string_view text,
+                                    const JsonLimits& limits = JsonLimits{});
 
-// Appends `text` (valid UTF-8) as a JSON string with its quotes. Escapes only what JSON demands, as Python's
-// json.dumps(ensure_ascii=False) does.
+// Appends `text` (valid UTF-8) as a JSON string with its quotes. Escapes only what JSON demands, as
+// Python's json.dumps(ensure_ascii=False) does.
 void AppendJsonString(absl::string_view text, std::string* out);
 
 }  // namespace baton::base

@@ -6,9 +6,9 @@ namespace baton::base {
 namespace {
 
 struct Lead {
-  uint8_t length;        // of the whole sequence, 0 for a byte that starts none
-  uint8_t second_low;    // the second byte's range is narrower than 80..BF for a few leads:
-  uint8_t second_high;   // that is what rules out overlong forms, surrogates and > U+10FFFF
+  uint8_t length;       // of the whole sequence, 0 for a byte that starts none
+  uint8_t second_low;   // the second byte's range is narrower than 80..BF for a few leads:
+  uint8_t second_high;  // that is what rules out overlong forms, surrogates and > U+10FFFF
 };
 
 Lead ClassifyLead(uint8_t byte) {

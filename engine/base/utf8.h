@@ -1,6 +1,7 @@
 #pragma once
 
-// UTF-8 as the Unicode Standard defines it: no overlong forms, no surrogates, nothing past U+10FFFF.
+// UTF-8 as the Unicode Standard defines it: no overlong forms, no surrogates, nothing past
+// U+10FFFF.
 
 #include <cstddef>
 #include <cstdint>

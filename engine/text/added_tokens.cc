@@ -13,7 +13,9 @@ void AddedTokenFinder::Add(absl::string_view content, TokenId id) {
   token_ends_.try_emplace(node, id);
 }
 
-std::optional<AddedTokenFinder::Match> AddedTokenFinder::Find(absl::string_view text, size_t from, size_t to) const {
+std::optional<AddedTokenFinder::Match> AddedTokenFinder::Find(absl::string_view text,
+                                                              size_t from,
+                                                              size_t to) const {
   for (size_t begin = from; begin < to; ++begin) {
     if (!starts_[static_cast<uint8_t>(text[begin])]) continue;
     std::optional<Match> longest;

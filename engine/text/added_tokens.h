@@ -1,6 +1,7 @@
 #pragma once
 
-// Finds added tokens (control tokens and others that stand outside BPE) in raw text: leftmost, then longest.
+// Finds added tokens (control tokens and others that stand outside BPE) in raw text: leftmost, then
+// longest.
 
 #include <array>
 #include <cstdint>
@@ -30,9 +31,9 @@ class AddedTokenFinder {
  private:
   static constexpr uint32_t kRoot = 0;
 
-  std::array<bool, 256> starts_ = {};                   // bytes that a token begins with
-  absl::flat_hash_map<uint64_t, uint32_t> edges_;       // node << 8 | byte -> node
-  absl::flat_hash_map<uint32_t, TokenId> token_ends_;   // node -> token
+  std::array<bool, 256> starts_ = {};                  // bytes that a token begins with
+  absl::flat_hash_map<uint64_t, uint32_t> edges_;      // node << 8 | byte -> node
+  absl::flat_hash_map<uint32_t, TokenId> token_ends_;  // node -> token
 };
 
 }  // namespace baton::text

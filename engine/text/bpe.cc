@@ -8,14 +8,18 @@
 namespace baton::text {
 namespace {
 
-// Up to here a plain scan for the lowest rank is faster than the heap (tests/bench/tokenizer_bench.cc).
+// Up to here a plain scan for the lowest rank is faster than the heap
+// (tests/bench/tokenizer_bench.cc).
 constexpr size_t kShortPiece = 64;
 
 uint64_t PairKey(TokenId left, TokenId right) { return (uint64_t{left} << 32) | right; }
 
 }  // namespace
 
-Bpe::Bpe(TokenMap tokens, size_t vocab_size, const std::vector<BpeMerge>& merges, bool whole_pieces_first)
+Bpe::Bpe(TokenMap tokens,
+         size_t vocab_size,
+         const std::vector<BpeMerge>& merges,
+         bool whole_pieces_first)
     : tokens_(std::move(tokens)), whole_(new std::atomic<uint8_t>[vocab_size]) {
   for (size_t byte = 0; byte < 256; ++byte) {
     const char c = static_cast<char>(byte);
@@ -99,7 +103,8 @@ void Bpe::MergeShort(std::vector<TokenId>* symbols) const {
   symbols->resize(num_pairs + 1);
 }
 
-// A heap of pairs by (rank, position) over a doubly linked list; entries that a later merge has outdated are skipped.
+// A heap of pairs by (rank, position) over a doubly linked list; entries that a later merge has
+// outdated are skipped.
 void Bpe::MergeLong(std::vector<TokenId>* symbols) const {
   const size_t count = symbols->size();
   std::vector<TokenId>& ids = *symbols;  // kNoToken once merged into the symbol before
@@ -114,7 +119,8 @@ void Bpe::MergeLong(std::vector<TokenId>* symbols) const {
     const uint32_t rank = Rank(ids[i], ids[i + 1]);
     if (rank != kNoRank) entries.push_back((uint64_t{rank} << 32) | i);
   }
-  std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> heap(std::greater<>(), std::move(entries));
+  std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> heap(std::greater<>(),
+                                                                            std::move(entries));
   while (!heap.empty()) {
     const uint32_t rank = static_cast<uint32_t>(heap.top() >> 32);
     const uint32_t at = static_cast<uint32_t>(heap.top());

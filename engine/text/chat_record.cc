@@ -17,7 +17,9 @@ absl::Status BadField(absl::string_view field, absl::string_view accepted) {
 }
 
 // Absent and null leave `out` as it is.
-absl::Status ReadText(const JsonValue& object, absl::string_view key, std::optional<std::string>* out) {
+absl::Status ReadText(const JsonValue& object,
+                      absl::string_view key,
+                      std::optional<std::string>* out) {
   const JsonValue* value = object.Find(key);
   if (value == nullptr || value->is_null()) return absl::OkStatus();
   if (!value->is_string()) return BadField(key, "text");

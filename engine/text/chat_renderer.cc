@@ -19,11 +19,13 @@ constexpr absl::string_view kToolsIntro =
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>";
 constexpr absl::string_view kToolsOutro =
-    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
+    "within "
     "<tool_call></tool_call> XML tags:\n<tool_call>\n"
     "{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n";
 constexpr absl::string_view kSmolLm2System =
-    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n";
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+    "Face<|im_end|>\n";
 
 absl::Status BadMessage(size_t index, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("chat: message ", index, ": ", what));
@@ -64,7 +66,8 @@ class PromptWriter {
     absl::StrAppend(&prompt_.text, text);
     for (const absl::string_view marker : {kThinkBegin, kThinkEnd, absl::string_view("<tool_call>"),
                                            absl::string_view("</tool_call>")}) {
-      for (size_t at = text.find(marker); at != absl::string_view::npos; at = text.find(marker, at + marker.size())) {
+      for (size_t at = text.find(marker); at != absl::string_view::npos;
+           at = text.find(marker, at + marker.size())) {
         Trust(begin + at, begin + at + marker.size());
       }
     }
@@ -119,21 +122,26 @@ class Qwen3Renderer {
   absl::Status CheckContents() const {
     for (size_t i = 0; i < messages_.size(); ++i) {
       const std::string& role = messages_[i].role;
-      const bool needed = kind_ == ChatTemplateKind::kQwen3Older
-                              ? role == "system" || role == "user" || role == "assistant" || role == "tool"
-                              : role == "system" && i == 0;
-      if (needed && !messages_[i].content) return BadMessage(i, "the chat template needs its content");
+      const bool needed =
+          kind_ == ChatTemplateKind::kQwen3Older
+              ? role == "system" || role == "user" || role == "assistant" || role == "tool"
+              : role == "system" && i == 0;
+      if (needed && !messages_[i].content)
+        return BadMessage(i, "the chat template needs its content");
     }
     return absl::OkStatus();
   }
 
-  // The last user message that is not a tool's response in disguise; the last message if there is none.
+  // The last user message that is not a tool's response in disguise; the last message if there is
+  // none.
   void FindLastQuery() {
     last_query_ = messages_.size() - 1;
     for (size_t i = messages_.size(); i-- > 0;) {
       if (messages_[i].role != "user" || !messages_[i].content) continue;
       const absl::string_view content = Content(i);
-      if (absl::StartsWith(content, "<tool_response>") && absl::EndsWith(content, "</tool_response>")) continue;
+      if (absl::StartsWith(content, "<tool_response>") &&
+          absl::EndsWith(content, "</tool_response>"))
+        continue;
       last_query_ = i;
       return;
     }
@@ -196,7 +204,8 @@ class Qwen3Renderer {
 
   absl::Status WriteToolCall(size_t i, const ToolCall& call) {
     const auto arguments = base::ParseJson(call.arguments_json);
-    if (!arguments.ok()) return BadMessage(i, absl::StrCat("tool call arguments: ", arguments.status().message()));
+    if (!arguments.ok())
+      return BadMessage(i, absl::StrCat("tool call arguments: ", arguments.status().message()));
     out_.Template("<tool_call>\n{\"name\": \"");
     out_.Assistant(call.name);
     out_.Template("\", \"arguments\": ");
@@ -231,7 +240,8 @@ class Qwen3Renderer {
 };
 
 // Every message is <|im_start|>role\ncontent<|im_end|>\n and nothing else.
-absl::StatusOr<RenderedPrompt> RenderChatMl(const ChatInput& input, absl::string_view default_system) {
+absl::StatusOr<RenderedPrompt> RenderChatMl(const ChatInput& input,
+                                            absl::string_view default_system) {
   PromptWriter out(input.trust_assistant);
   if (input.messages[0].role != "system") out.Template(default_system);
   for (size_t i = 0; i < input.messages.size(); ++i) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// The templates themselves, line for line what the official ones do. Inside engine/text only: others use ChatTemplate.
+// The templates themselves, line for line what the official ones do. Inside engine/text only:
+// others use ChatTemplate.
 
 #include <optional>
 #include <vector>

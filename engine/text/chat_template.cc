@@ -23,26 +23,29 @@ struct KnownTemplate {
 };
 
 constexpr KnownTemplate kKnown[] = {
-    {ChatTemplateKind::kQwen3, "qwen3", "a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8"},
-    {ChatTemplateKind::kQwen3Older, "qwen3-2025-04", "87a2728cb8dc9fe424d624542f6060ec05a1d285ebbec578bb078900e33396b5"},
-    {ChatTemplateKind::kQwen3Instruct2507,
-     "qwen3-instruct-2507",
+    {ChatTemplateKind::kQwen3, "qwen3",
+     "a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8"},
+    {ChatTemplateKind::kQwen3Older, "qwen3-2025-04",
+     "87a2728cb8dc9fe424d624542f6060ec05a1d285ebbec578bb078900e33396b5"},
+    {ChatTemplateKind::kQwen3Instruct2507, "qwen3-instruct-2507",
      "64f85b198065d0fba2a81f37e10ed68161ce2c19a754c7100e67e0ca2ee9c326"},
-    {ChatTemplateKind::kQwen3Thinking2507,
-     "qwen3-thinking-2507",
+    {ChatTemplateKind::kQwen3Thinking2507, "qwen3-thinking-2507",
      "3802169b2a02b81e6adb7ab4f64f91ff02db753c8c3a64a01c35192d3a61d8d7"},
-    {ChatTemplateKind::kSmolLm2, "smollm2", "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788"},
+    {ChatTemplateKind::kSmolLm2, "smollm2",
+     "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788"},
     {ChatTemplateKind::kChatMl, "chatml", ""},
 };
 
 std::string KnownNames() {
-  return absl::StrJoin(kKnown, ", ", [](std::string* out, const KnownTemplate& t) { absl::StrAppend(out, t.name); });
+  return absl::StrJoin(
+      kKnown, ", ", [](std::string* out, const KnownTemplate& t) { absl::StrAppend(out, t.name); });
 }
 
 std::string Sha256Hex(absl::string_view text) {
   uint8_t digest[SHA256_DIGEST_LENGTH];
   SHA256(reinterpret_cast<const uint8_t*>(text.data()), text.size(), digest);
-  return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(digest), sizeof(digest)));
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(digest), sizeof(digest)));
 }
 
 absl::Status BadMessage(size_t index, absl::string_view what) {
@@ -62,13 +65,16 @@ absl::Status CheckUtf8(size_t index, const ChatMessage& message) {
 
 // What the template would drop without a word.
 absl::Status CheckForServer(ChatTemplateKind kind, size_t index, const ChatMessage& message) {
-  if (message.role != "system" && message.role != "user" && message.role != "assistant" && message.role != "tool") {
-    return BadMessage(index, absl::StrCat("role \"", absl::CHexEscape(message.role),
-                                          "\" is not known; accepted are system, user, assistant, tool"));
+  if (message.role != "system" && message.role != "user" && message.role != "assistant" &&
+      message.role != "tool") {
+    return BadMessage(index,
+                      absl::StrCat("role \"", absl::CHexEscape(message.role),
+                                   "\" is not known; accepted are system, user, assistant, tool"));
   }
   if (message.tool_calls.empty()) return absl::OkStatus();
   if (message.role != "assistant") return BadMessage(index, "only the assistant makes tool calls");
-  if (!HasToolSupport(kind)) return BadMessage(index, "the model's chat template has no tool calls");
+  if (!HasToolSupport(kind))
+    return BadMessage(index, "the model's chat template has no tool calls");
   return absl::OkStatus();
 }
 
@@ -89,25 +95,26 @@ absl::StatusOr<ChatTemplate> ChatTemplate::FromName(absl::string_view name) {
   for (const KnownTemplate& known : kKnown) {
     if (known.name == name) return ChatTemplate(known.kind);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("chat template \"", absl::CHexEscape(name), "\" is not known; accepted are ", KnownNames()));
+  return absl::InvalidArgumentError(absl::StrCat("chat template \"", absl::CHexEscape(name),
+                                                 "\" is not known; accepted are ", KnownNames()));
 }
 
 absl::StatusOr<ChatTemplate> ChatTemplate::FromSource(absl::string_view source) {
   if (source.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat("the model's files have no chat template; name one with --chat-template: ", KnownNames()));
+    return absl::NotFoundError(absl::StrCat(
+        "the model's files have no chat template; name one with --chat-template: ", KnownNames()));
   }
   const std::string sha256 = Sha256Hex(source);
   for (const KnownTemplate& known : kKnown) {
     if (known.sha256 == sha256) return ChatTemplate(known.kind);
   }
-  return absl::FailedPreconditionError(absl::StrCat("the model's chat template (sha256 ", sha256,
-                                                    ") is not known; name the one it follows with --chat-template: ",
-                                                    KnownNames()));
+  return absl::FailedPreconditionError(
+      absl::StrCat("the model's chat template (sha256 ", sha256,
+                   ") is not known; name the one it follows with --chat-template: ", KnownNames()));
 }
 
-absl::StatusOr<ChatTemplate> ChatTemplate::Select(absl::string_view name, const Tokenizer& tokenizer) {
+absl::StatusOr<ChatTemplate> ChatTemplate::Select(absl::string_view name,
+                                                  const Tokenizer& tokenizer) {
   return name.empty() ? FromSource(tokenizer.chat_template()) : FromName(name);
 }
 

@@ -1,5 +1,6 @@
-// Reads tokenizer.json and the files beside it. What it asks for is what this tokenizer does; anything else is refused by
-// name, because a tokenizer that is nearly right gives wrong ids without an error.
+// Reads tokenizer.json and the files beside it. What it asks for is what this tokenizer does;
+// anything else is refused by name, because a tokenizer that is nearly right gives wrong ids
+// without an error.
 
 #include <filesystem>
 #include <utility>
@@ -36,14 +37,18 @@ const JsonValue& FindOrNull(const JsonValue& object, absl::string_view key) {
   return value ? *value : *kNull;
 }
 
-bool IsTrue(const JsonValue& object, absl::string_view key) { return FindOrNull(object, key).is_true(); }
+bool IsTrue(const JsonValue& object, absl::string_view key) {
+  return FindOrNull(object, key).is_true();
+}
 
 bool IsText(const JsonValue& object, absl::string_view key, absl::string_view text) {
   const JsonValue& value = FindOrNull(object, key);
   return value.is_string() && value.text() == text;
 }
 
-bool IsNullOrEmpty(const JsonValue& value) { return value.is_null() || (value.is_string() && value.text().empty()); }
+bool IsNullOrEmpty(const JsonValue& value) {
+  return value.is_null() || (value.is_string() && value.text().empty());
+}
 
 absl::Status ReadNormalizer(const JsonValue& normalizer, VocabularySpec* spec) {
   if (normalizer.is_null()) {
@@ -64,8 +69,8 @@ bool IsByteLevel(const JsonValue& step, bool use_regex) {
 }
 
 bool IsQwen2Split(const JsonValue& step) {
-  return IsText(step, "type", "Split") && IsText(step, "behavior", "Isolated") && !IsTrue(step, "invert") &&
-         IsText(FindOrNull(step, "pattern"), "Regex", kQwen2Regex);
+  return IsText(step, "type", "Split") && IsText(step, "behavior", "Isolated") &&
+         !IsTrue(step, "invert") && IsText(FindOrNull(step, "pattern"), "Regex", kQwen2Regex);
 }
 
 absl::Status ReadPreTokenizer(const JsonValue& pre_tokenizer, VocabularySpec* spec) {
@@ -82,7 +87,8 @@ absl::Status ReadPreTokenizer(const JsonValue& pre_tokenizer, VocabularySpec* sp
     }
   }
   return NotSupported("pre_tokenizer",
-                      "a sequence of Qwen2's split regex and ByteLevel, or of individual Digits and ByteLevel with its regex");
+                      "a sequence of Qwen2's split regex and ByteLevel, or of individual Digits "
+                      "and ByteLevel with its regex");
 }
 
 absl::Status CheckModel(const JsonValue& model) {
@@ -93,7 +99,8 @@ absl::Status CheckModel(const JsonValue& model) {
   if (!FindOrNull(model, "unk_token").is_null()) return NotSupported("model.unk_token", "null");
   if (IsTrue(model, "byte_fallback")) return NotSupported("model.byte_fallback", "false");
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-    if (!IsNullOrEmpty(FindOrNull(model, key))) return NotSupported(absl::StrCat("model.", key), "empty");
+    if (!IsNullOrEmpty(FindOrNull(model, key)))
+      return NotSupported(absl::StrCat("model.", key), "empty");
   }
   if (!FindOrNull(model, "vocab").is_object()) return NotSupported("model.vocab", "an object");
   if (!FindOrNull(model, "merges").is_array()) return NotSupported("model.merges", "an array");
@@ -102,16 +109,19 @@ absl::Status CheckModel(const JsonValue& model) {
 
 absl::Status CheckAround(const JsonValue& root) {
   const JsonValue& decoder = FindOrNull(root, "decoder");
-  if (!decoder.is_null() && !IsText(decoder, "type", "ByteLevel")) return NotSupported("decoder", "ByteLevel");
+  if (!decoder.is_null() && !IsText(decoder, "type", "ByteLevel"))
+    return NotSupported("decoder", "ByteLevel");
   const JsonValue& post = FindOrNull(root, "post_processor");
-  if (!post.is_null() && !IsText(post, "type", "ByteLevel")) return NotSupported("post_processor", "null or ByteLevel");
+  if (!post.is_null() && !IsText(post, "type", "ByteLevel"))
+    return NotSupported("post_processor", "null or ByteLevel");
   return absl::OkStatus();
 }
 
 // Places a token at its id; the vector grows with unused entries between.
 absl::Status Place(int64_t id, absl::string_view text, TokenType type, VocabularySpec* spec) {
   if (id < 0 || id >= kMaxTokens) {
-    return absl::InvalidArgumentError(absl::StrCat("tokenizer.json: token id ", id, " is out of range"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("tokenizer.json: token id ", id, " is out of range"));
   }
   const size_t at = static_cast<size_t>(id);
   if (at >= spec->tokens.size()) {
@@ -153,15 +163,17 @@ absl::Status ReadMerges(const JsonValue& merges, VocabularySpec* spec) {
   return absl::OkStatus();
 }
 
-// `normalized` is not looked at: with it the reference looks for the token after normalisation, which differs only where
-// a combining mark stands right behind the token's text.
+// `normalized` is not looked at: with it the reference looks for the token after normalisation,
+// which differs only where a combining mark stands right behind the token's text.
 absl::Status ReadAddedToken(int64_t id, const JsonValue& token, VocabularySpec* spec) {
   const JsonValue& content = FindOrNull(token, "content");
-  if (!content.is_string() || content.text().empty()) return NotSupported("added_tokens[].content", "text");
+  if (!content.is_string() || content.text().empty())
+    return NotSupported("added_tokens[].content", "text");
   for (const char* key : {"lstrip", "rstrip", "single_word"}) {
     if (IsTrue(token, key)) return NotSupported(absl::StrCat("added_tokens[].", key), "false");
   }
-  return Place(id, content.text(), IsTrue(token, "special") ? TokenType::kControl : TokenType::kUserDefined, spec);
+  return Place(id, content.text(),
+               IsTrue(token, "special") ? TokenType::kControl : TokenType::kUserDefined, spec);
 }
 
 absl::Status ReadAddedTokens(const JsonValue& root, const JsonValue& config, VocabularySpec* spec) {
@@ -179,12 +191,15 @@ absl::Status ReadAddedTokens(const JsonValue& root, const JsonValue& config, Voc
 }
 
 // The id of a token that tokenizer_config.json names: by its text, or by an object that holds it.
-std::optional<TokenId> FindNamedToken(const JsonValue& config, absl::string_view key, const VocabularySpec& spec) {
+std::optional<TokenId> FindNamedToken(const JsonValue& config,
+                                      absl::string_view key,
+                                      const VocabularySpec& spec) {
   const JsonValue* value = &FindOrNull(config, key);
   if (value->is_object()) value = &FindOrNull(*value, "content");
   if (!value->is_string()) return std::nullopt;
   for (size_t id = spec.tokens.size(); id-- > 0;) {  // added tokens stand at the end
-    if (spec.types[id] != TokenType::kUnused && spec.tokens[id] == value->text()) return static_cast<TokenId>(id);
+    if (spec.types[id] != TokenType::kUnused && spec.tokens[id] == value->text())
+      return static_cast<TokenId>(id);
   }
   return std::nullopt;
 }
@@ -207,7 +222,8 @@ absl::StatusOr<std::string> ReadOptionalFile(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<VocabularySpec> ParseHuggingFaceVocabulary(absl::string_view tokenizer_json, absl::string_view config_json) {
+absl::StatusOr<VocabularySpec> ParseHuggingFaceVocabulary(absl::string_view tokenizer_json,
+                                                          absl::string_view config_json) {
   base::JsonLimits limits;
   limits.max_bytes = kMaxTokenizerBytes;
   BATON_ASSIGN_OR_RETURN(const JsonValue root, base::ParseJson(tokenizer_json, limits));
@@ -237,14 +253,18 @@ absl::StatusOr<VocabularySpec> ParseHuggingFaceVocabulary(absl::string_view toke
 absl::StatusOr<VocabularySpec> ReadHuggingFaceVocabulary(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code ignored;
-  const fs::path file = fs::is_directory(path, ignored) ? fs::path(path) / "tokenizer.json" : fs::path(path);
+  const fs::path file =
+      fs::is_directory(path, ignored) ? fs::path(path) / "tokenizer.json" : fs::path(path);
   const fs::path directory = file.parent_path();
-  BATON_ASSIGN_OR_RETURN(const std::string tokenizer_json, base::ReadSmallFile(file.string(), kMaxTokenizerBytes));
-  BATON_ASSIGN_OR_RETURN(const std::string config_json, ReadOptionalFile((directory / "tokenizer_config.json").string()));
+  BATON_ASSIGN_OR_RETURN(const std::string tokenizer_json,
+                         base::ReadSmallFile(file.string(), kMaxTokenizerBytes));
+  BATON_ASSIGN_OR_RETURN(const std::string config_json,
+                         ReadOptionalFile((directory / "tokenizer_config.json").string()));
   auto spec = ParseHuggingFaceVocabulary(tokenizer_json, config_json);
   if (!spec.ok()) return Annotate(spec.status(), file.string());
   // transformers writes long templates to a file of their own, which then counts.
-  BATON_ASSIGN_OR_RETURN(std::string jinja, ReadOptionalFile((directory / "chat_template.jinja").string()));
+  BATON_ASSIGN_OR_RETURN(std::string jinja,
+                         ReadOptionalFile((directory / "chat_template.jinja").string()));
   if (!jinja.empty()) spec->chat_template = std::move(jinja);
   return spec;
 }

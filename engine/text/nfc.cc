@@ -26,15 +26,18 @@ void Decompose(char32_t c, std::vector<int32_t>* out) {
     return;
   }
   int32_t buffer[32];  // the longest canonical decomposition has four characters
-  const auto count = utf8proc_decompose_char(static_cast<int32_t>(c), buffer, 32, kDecompose, nullptr);
-  if (count < 0 || count > 32) {  // unassigned characters decompose to themselves; an error does not happen for scalar values
+  const auto count =
+      utf8proc_decompose_char(static_cast<int32_t>(c), buffer, 32, kDecompose, nullptr);
+  if (count < 0 || count > 32) {  // unassigned characters decompose to themselves; an error does
+                                  // not happen for scalar values
     out->push_back(static_cast<int32_t>(c));
     return;
   }
   out->insert(out->end(), buffer, buffer + count);
 }
 
-// Canonical ordering. utf8proc's own is an insertion sort, quadratic in a run of unordered marks: 26 s for 200 kB.
+// Canonical ordering. utf8proc's own is an insertion sort, quadratic in a run of unordered marks:
+// 26 s for 200 kB.
 void Reorder(std::vector<int32_t>* chars) {
   auto begin = chars->begin();
   while (begin != chars->end()) {
@@ -44,19 +47,21 @@ void Reorder(std::vector<int32_t>* chars) {
     }
     auto end = begin;
     while (end != chars->end() && CombiningClass(*end) != 0) ++end;
-    std::stable_sort(begin, end, [](int32_t a, int32_t b) { return CombiningClass(a) < CombiningClass(b); });
+    std::stable_sort(begin, end,
+                     [](int32_t a, int32_t b) { return CombiningClass(a) < CombiningClass(b); });
     begin = end;
   }
 }
 
 void Compose(std::vector<int32_t>* chars) {
-  const auto count = utf8proc_normalize_utf32(chars->data(), static_cast<utf8proc_ssize_t>(chars->size()), kCompose);
+  const auto count = utf8proc_normalize_utf32(
+      chars->data(), static_cast<utf8proc_ssize_t>(chars->size()), kCompose);
   BATON_CHECK(count >= 0, "utf8proc refused scalar values");
   chars->resize(static_cast<size_t>(count));
 }
 
-// Which characters NFC leaves alone whatever stands beside them, so long as every neighbour is inert too: starters that
-// are their own composition and are never the second half of one.
+// Which characters NFC leaves alone whatever stands beside them, so long as every neighbour is
+// inert too: starters that are their own composition and are never the second half of one.
 class InertSet {
  public:
   InertSet() : bits_(0x110000, true) {
@@ -66,7 +71,8 @@ class InertSet {
       const bool second = property.comb_index >= 0x8000 && property.comb_index != UINT16_MAX;
       const bool jamo = c >= 0x1161 && c < 0x1200;  // vowels and trailing consonants
       bits_[c] = property.combining_class == 0 && !second && !jamo;
-      if (!bits_[c] || property.decomp_seqindex == UINT16_MAX || property.decomp_type != 0) continue;
+      if (!bits_[c] || property.decomp_seqindex == UINT16_MAX || property.decomp_type != 0)
+        continue;
       chars.clear();
       Decompose(static_cast<char32_t>(c), &chars);
       Compose(&chars);

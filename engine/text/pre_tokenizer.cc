@@ -60,7 +60,8 @@ size_t PreTokenizer::MatchContraction(size_t pos, bool ignore_case) const {
   if (a == 's' || a == 't' || a == 'm' || a == 'd') return first.end;
   if ((a != 'r' && a != 'v' && a != 'l') || first.end >= text_.size()) return pos;
   const Char second = Read(first.end);
-  return FoldContraction(second.code_point, ignore_case) == (a == 'l' ? U'l' : U'e') ? second.end : pos;
+  return FoldContraction(second.code_point, ignore_case) == (a == 'l' ? U'l' : U'e') ? second.end
+                                                                                     : pos;
 }
 
 size_t PreTokenizer::EndQwen2(size_t pos) const {
@@ -117,8 +118,9 @@ size_t PreTokenizer::EndSpace(size_t pos, const Char& first, bool newlines) cons
     if (c.char_class == CharClass::kNewline) newline_end = c.end;
   }
   if (newlines && newline_end > 0) return newline_end;
-  // \s+(?!\S): the last white-space character goes to the next piece, if there is one and if others remain. Numbers have
-  // been cut out before GPT-2's rule runs, so for it the text ends in front of one.
+  // \s+(?!\S): the last white-space character goes to the next piece, if there is one and if others
+  // remain. Numbers have been cut out before GPT-2's rule runs, so for it the text ends in front of
+  // one.
   if (end == text_.size() || (kind_ == PreTokenizerKind::kSmolLm && followed_by_number)) return end;
   return last_begin > pos ? last_begin : end;
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Cuts text into the pieces that BPE works on, by hand-written scanners instead of a regex engine: linear in the length
-// of the text whatever it holds.
+// Cuts text into the pieces that BPE works on, by hand-written scanners instead of a regex engine:
+// linear in the length of the text whatever it holds.
 
 #include <cstddef>
 #include <optional>
@@ -13,7 +13,8 @@
 namespace baton::text {
 
 enum class PreTokenizerKind {
-  // (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+  // (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|
+  // ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
   kQwen2,
   // Every \p{N} by itself; what lies between by GPT-2's rule:
   // 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
@@ -50,7 +51,8 @@ class PreTokenizer {
   size_t MatchContraction(size_t pos, bool ignore_case) const;
   size_t EndQwen2(size_t pos) const;
   size_t EndSmolLm(size_t pos) const;
-  // The end of a white-space piece that begins at `pos` with `first`. `newlines`: the alternative \s*[\r\n]+ comes first.
+  // The end of a white-space piece that begins at `pos` with `first`. `newlines`: the alternative
+  // \s*[\r\n]+ comes first.
   size_t EndSpace(size_t pos, const Char& first, bool newlines) const;
 
   const PreTokenizerKind kind_;

@@ -14,14 +14,16 @@ namespace {
 using base::JsonMember;
 using base::JsonValue;
 
-// repr(value) of Python: the shortest digits that read back equal, as 123.4 for exponents from -4 to 15, else as 1.234e+20.
+// repr(value) of Python: the shortest digits that read back equal, as 123.4 for exponents from -4
+// to 15, else as 1.234e+20.
 void AppendFloat(double value, std::string* out) {
   if (!std::isfinite(value)) {
     out->append(value > 0 ? "Infinity" : "-Infinity");
     return;
   }
   char buffer[40];
-  const auto end = std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific).ptr;
+  const auto end =
+      std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific).ptr;
   absl::string_view text(buffer, static_cast<size_t>(end - buffer));
   const size_t e = text.find('e');
   int exponent = 0;
@@ -41,7 +43,8 @@ void AppendFloat(double value, std::string* out) {
   }
   const size_t point = static_cast<size_t>(exponent) + 1;
   if (digits.size() <= point) digits.append(point + 1 - digits.size(), '0');
-  absl::StrAppend(out, absl::string_view(digits).substr(0, point), ".", absl::string_view(digits).substr(point));
+  absl::StrAppend(out, absl::string_view(digits).substr(0, point), ".",
+                  absl::string_view(digits).substr(point));
 }
 
 void AppendNumber(const std::string& text, std::string* out) {

@@ -18,8 +18,8 @@ absl::StatusOr<StopMatcher> StopMatcher::Create(std::vector<std::string> stops, 
   for (std::string& stop : stops) {
     if (stop.empty()) return absl::InvalidArgumentError("stop: a stop string is empty");
     if (stop.size() > kMaxStopStringBytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("stop: a stop string has ", stop.size(), " bytes, accepted are ", kMaxStopStringBytes));
+      return absl::InvalidArgumentError(absl::StrCat("stop: a stop string has ", stop.size(),
+                                                     " bytes, accepted are ", kMaxStopStringBytes));
     }
     matcher.patterns_.push_back(MakePattern(std::move(stop)));
   }

@@ -14,7 +14,8 @@ std::string TextAssembler::Finish(std::optional<TokenId> end_token) {
   std::string held, delta;
   stops_.Flush(&held);
   stream_.Push(held, &delta);
-  if (end_token && options_.include_stop && !stopped()) stream_.Push(tokenizer_->TokenBytes(*end_token), &delta);
+  if (end_token && options_.include_stop && !stopped())
+    stream_.Push(tokenizer_->TokenBytes(*end_token), &delta);
   stream_.Flush(&delta);
   return delta;
 }

@@ -14,12 +14,14 @@ namespace baton::text {
 
 struct TextAssemblerOptions {
   bool show_special = false;  // control tokens appear in the text
-  bool include_stop = false;  // the text keeps the end token that finished it (stop strings: StopMatcher::Create)
+  bool include_stop =
+      false;  // the text keeps the end token that finished it (stop strings: StopMatcher::Create)
 };
 
-// Token -> bytes -> stop strings held back -> whole characters. The deltas joined are the answer's text, always valid
-// UTF-8. An answer that ends inside a character gets one U+FFFD for it, in streams and unary answers alike. Copyable, so
-// that choices of one prompt can share their first token. Thread-compatible.
+// Token -> bytes -> stop strings held back -> whole characters. The deltas joined are the answer's
+// text, always valid UTF-8. An answer that ends inside a character gets one U+FFFD for it, in
+// streams and unary answers alike. Copyable, so that choices of one prompt can share their first
+// token. Thread-compatible.
 class TextAssembler {
  public:
   using Options = TextAssemblerOptions;
@@ -28,10 +30,12 @@ class TextAssembler {
   TextAssembler(const Tokenizer& tokenizer, StopMatcher stops, Options options)
       : tokenizer_(&tokenizer), stops_(std::move(stops)), options_(options) {}
 
-  // Takes the next token of the answer; returns what can be sent. After a match it takes nothing more: see stopped().
+  // Takes the next token of the answer; returns what can be sent. After a match it takes nothing
+  // more: see stopped().
   std::string Push(TokenId id);
-  // The answer is over, for whatever reason: what was held back, unless it lay behind a match. `end_token` is the end
-  // token or stop token id that finished it, if one did; it must not have been pushed.
+  // The answer is over, for whatever reason: what was held back, unless it lay behind a match.
+  // `end_token` is the end token or stop token id that finished it, if one did; it must not have
+  // been pushed.
   std::string Finish(std::optional<TokenId> end_token = std::nullopt);
 
   // A stop string is complete; generation has to end, and the text ends in front of it.

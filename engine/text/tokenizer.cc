@@ -42,7 +42,9 @@ std::vector<TrustedRange> JoinRanges(absl::Span<const TrustedRange> ranges, size
 // Feeds numbers and length-prefixed strings to SHA-256.
 class Sha256 {
  public:
-  Sha256() : context_(EVP_MD_CTX_new()) { BATON_CHECK(EVP_DigestInit_ex(context_, EVP_sha256(), nullptr) == 1); }
+  Sha256() : context_(EVP_MD_CTX_new()) {
+    BATON_CHECK(EVP_DigestInit_ex(context_, EVP_sha256(), nullptr) == 1);
+  }
   ~Sha256() { EVP_MD_CTX_free(context_); }
   Sha256(const Sha256&) = delete;
   Sha256& operator=(const Sha256&) = delete;
@@ -80,15 +82,19 @@ absl::StatusOr<std::string> BytesOf(const std::string& token, TokenType type, si
   switch (type) {
     case TokenType::kControl:
     case TokenType::kUserDefined:
-      if (token.empty()) return absl::InvalidArgumentError(absl::StrCat("tokenizer: added token ", id, " has no text"));
+      if (token.empty())
+        return absl::InvalidArgumentError(
+            absl::StrCat("tokenizer: added token ", id, " has no text"));
       return token;
     case TokenType::kUnused:
       return std::string();
     case TokenType::kByte:
       if (auto byte = DecodeByteToken(token)) return *byte;
-      return absl::InvalidArgumentError(absl::StrCat("tokenizer: token ", id, " is not of the form <0x41>"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("tokenizer: token ", id, " is not of the form <0x41>"));
     case TokenType::kNormal:
-      if (auto bytes = DecodeByteAlphabet(token); bytes && !bytes->empty()) return *std::move(bytes);
+      if (auto bytes = DecodeByteAlphabet(token); bytes && !bytes->empty())
+        return *std::move(bytes);
       return absl::InvalidArgumentError(
           absl::StrCat("tokenizer: token ", id, " is empty or not written in the byte alphabet"));
   }
@@ -102,23 +108,27 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromVocabulary(VocabularyS
   std::unique_ptr<Tokenizer> tokenizer(new Tokenizer());
   const auto kind = FindPreTokenizer(spec.pre_tokenizer);
   if (!kind) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tokenizer: pre-tokenizer \"", absl::CHexEscape(spec.pre_tokenizer), "\" is not supported; known are qwen2, smollm"));
+    return absl::InvalidArgumentError(absl::StrCat("tokenizer: pre-tokenizer \"",
+                                                   absl::CHexEscape(spec.pre_tokenizer),
+                                                   "\" is not supported; known are qwen2, smollm"));
   }
   tokenizer->pre_tokenizer_ = *kind;
   tokenizer->normalize_nfc_ = spec.normalize_nfc.value_or(*kind == PreTokenizerKind::kQwen2);
   BATON_ASSIGN_OR_RETURN(Bpe::TokenMap plain_tokens, tokenizer->SetTokens(spec));
-  BATON_ASSIGN_OR_RETURN(const std::vector<BpeMerge> merges, tokenizer->ReadMerges(spec, plain_tokens));
-  tokenizer->bpe_ =
-      std::make_unique<Bpe>(std::move(plain_tokens), tokenizer->bytes_.size(), merges, spec.whole_pieces_first);
+  BATON_ASSIGN_OR_RETURN(const std::vector<BpeMerge> merges,
+                         tokenizer->ReadMerges(spec, plain_tokens));
+  tokenizer->bpe_ = std::make_unique<Bpe>(std::move(plain_tokens), tokenizer->bytes_.size(), merges,
+                                          spec.whole_pieces_first);
   tokenizer->SetFingerprint(merges, spec.whole_pieces_first);
 
   for (const auto& id : {spec.bos_id, spec.eos_id}) {
     if (id && *id >= tokenizer->vocab_size()) {
-      return absl::InvalidArgumentError(absl::StrCat("tokenizer: bos or eos id ", *id, " is past the vocabulary"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("tokenizer: bos or eos id ", *id, " is past the vocabulary"));
     }
   }
-  if (spec.add_bos && !spec.bos_id) return absl::InvalidArgumentError("tokenizer: add_bos without a bos id");
+  if (spec.add_bos && !spec.bos_id)
+    return absl::InvalidArgumentError("tokenizer: add_bos without a bos id");
   tokenizer->bos_id_ = spec.bos_id;
   tokenizer->eos_id_ = spec.eos_id;
   tokenizer->add_bos_ = spec.add_bos;
@@ -132,8 +142,8 @@ absl::StatusOr<Bpe::TokenMap> Tokenizer::SetTokens(const VocabularySpec& spec) {
         absl::StrCat("tokenizer: ", spec.tokens.size(), " tokens, accepted are 1 to ", kMaxTokens));
   }
   if (!spec.types.empty() && spec.types.size() != spec.tokens.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tokenizer: ", spec.tokens.size(), " tokens but ", spec.types.size(), " token types"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tokenizer: ", spec.tokens.size(), " tokens but ", spec.types.size(), " token types"));
   }
   std::vector<size_t> ends;
   ends.reserve(spec.tokens.size());
@@ -147,8 +157,10 @@ absl::StatusOr<Bpe::TokenMap> Tokenizer::SetTokens(const VocabularySpec& spec) {
                      : type == TokenType::kUserDefined ? Kind::kAdded
                                                        : Kind::kPlain);
   }
-  // Padding rows at the end count for nothing, so that files with and without them give the same tokenizer.
-  while (!ends.empty() && ends.back() == (ends.size() > 1 ? ends[ends.size() - 2] : 0)) ends.pop_back();
+  // Padding rows at the end count for nothing, so that files with and without them give the same
+  // tokenizer.
+  while (!ends.empty() && ends.back() == (ends.size() > 1 ? ends[ends.size() - 2] : 0))
+    ends.pop_back();
   kinds_.resize(ends.size());
 
   bytes_.reserve(ends.size());
@@ -162,15 +174,16 @@ absl::StatusOr<Bpe::TokenMap> Tokenizer::SetTokens(const VocabularySpec& spec) {
     auto& ids = kinds_[id] == Kind::kPlain ? plain_tokens : added_ids_;
     const auto [it, inserted] = ids.try_emplace(bytes, id);
     if (!inserted) {
-      return absl::InvalidArgumentError(absl::StrCat("tokenizer: tokens ", it->second, " and ", id, " are equal"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("tokenizer: tokens ", it->second, " and ", id, " are equal"));
     }
     if (kinds_[id] != Kind::kPlain) finder_.Add(bytes, id);
   }
   return plain_tokens;
 }
 
-absl::StatusOr<std::vector<BpeMerge>> Tokenizer::ReadMerges(const VocabularySpec& spec,
-                                                            const Bpe::TokenMap& plain_tokens) const {
+absl::StatusOr<std::vector<BpeMerge>> Tokenizer::ReadMerges(
+    const VocabularySpec& spec, const Bpe::TokenMap& plain_tokens) const {
   const auto find = [&](absl::string_view bytes) {
     const auto it = plain_tokens.find(bytes);
     return it == plain_tokens.end() ? kNoToken : it->second;
@@ -182,8 +195,8 @@ absl::StatusOr<std::vector<BpeMerge>> Tokenizer::ReadMerges(const VocabularySpec
     const auto left = DecodeByteAlphabet(merge.substr(0, space));
     const auto right = DecodeByteAlphabet(merge.substr(std::min(space + 1, merge.size())));
     if (!left || !right) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tokenizer: merge ", merges.size(), " is not two tokens with a space between"));
+      return absl::InvalidArgumentError(absl::StrCat("tokenizer: merge ", merges.size(),
+                                                     " is not two tokens with a space between"));
     }
     const std::string joined = absl::StrCat(*left, *right);
     // Trained vocabularies number the results in the order of the merges.
@@ -191,8 +204,8 @@ absl::StatusOr<std::vector<BpeMerge>> Tokenizer::ReadMerges(const VocabularySpec
     const bool is_next = TokenBytes(next) == joined && kinds_[next] == Kind::kPlain;
     const BpeMerge ids = {find(*left), find(*right), is_next ? next : find(joined)};
     if (ids.left == kNoToken || ids.right == kNoToken || ids.result == kNoToken) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tokenizer: merge ", merges.size(), " is of tokens that are not in the vocabulary"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "tokenizer: merge ", merges.size(), " is of tokens that are not in the vocabulary"));
     }
     merges.push_back(ids);
   }
@@ -228,7 +241,8 @@ std::vector<TokenId> Tokenizer::Encode(absl::string_view text, SpecialPolicy pol
   return EncodeWithTrusted(text, {TrustedRange{0, text.size()}});
 }
 
-std::vector<TokenId> Tokenizer::EncodeWithTrusted(absl::string_view text, absl::Span<const TrustedRange> trusted) const {
+std::vector<TokenId> Tokenizer::EncodeWithTrusted(absl::string_view text,
+                                                  absl::Span<const TrustedRange> trusted) const {
   std::vector<TokenId> ids;
   ids.reserve(text.size() / 4 + 1);
   std::string storage;
@@ -245,11 +259,15 @@ std::vector<TokenId> Tokenizer::EncodeWithTrusted(absl::string_view text, absl::
   return ids;
 }
 
-void Tokenizer::EncodeStretch(absl::string_view text, std::string* storage, std::vector<TokenId>* ids) const {
+void Tokenizer::EncodeStretch(absl::string_view text,
+                              std::string* storage,
+                              std::vector<TokenId>* ids) const {
   if (text.empty()) return;
-  const absl::string_view clean = normalize_nfc_ ? ToNfc(text, storage) : ToValidUtf8(text, storage);
+  const absl::string_view clean =
+      normalize_nfc_ ? ToNfc(text, storage) : ToValidUtf8(text, storage);
   PreTokenizer pieces(pre_tokenizer_, clean);
-  for (absl::string_view piece = pieces.Next(); !piece.empty(); piece = pieces.Next()) bpe_->Encode(piece, ids);
+  for (absl::string_view piece = pieces.Next(); !piece.empty(); piece = pieces.Next())
+    bpe_->Encode(piece, ids);
 }
 
 std::string Tokenizer::Decode(absl::Span<const TokenId> ids, bool skip_special) const {

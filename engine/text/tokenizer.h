@@ -40,8 +40,8 @@ class Tokenizer {
   // `path` names a Hugging Face directory, a tokenizer.json or a GGUF file.
   // Errors: as the three below.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& path);
-  // `path` names tokenizer.json or the directory that holds it; added_tokens_decoder, the end token and the chat template come
-  // from the files beside it.
+  // `path` names tokenizer.json or the directory that holds it; added_tokens_decoder, the end token
+  // and the chat template come from the files beside it.
   // Errors: NOT_FOUND; INVALID_ARGUMENT naming the file and the field that is wrong or not supported.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> LoadHuggingFace(const std::string& path);
   // From the tokenizer.* metadata of a GGUF file.
@@ -52,13 +52,18 @@ class Tokenizer {
 
   // Prepends and appends nothing. Bytes that are not UTF-8 count as U+FFFD.
   std::vector<TokenId> Encode(absl::string_view text, SpecialPolicy policy) const;
-  // Recognises added tokens only where they lie wholly inside trusted ranges; everything else is plain text. Text is
-  // never cut at the border of a range. Ranges may touch or overlap; parts past the end of the text are ignored.
-  std::vector<TokenId> EncodeWithTrusted(absl::string_view text, absl::Span<const TrustedRange> trusted) const;
+  // Recognises added tokens only where they lie wholly inside trusted ranges; everything else is
+  // plain text. Text is never cut at the border of a range. Ranges may touch or overlap; parts past
+  // the end of the text are ignored.
+  std::vector<TokenId> EncodeWithTrusted(absl::string_view text,
+                                         absl::Span<const TrustedRange> trusted) const;
 
   // The bytes a token stands for; empty for padding ids and ids past the vocabulary.
-  absl::string_view TokenBytes(TokenId id) const { return id < bytes_.size() ? bytes_[id] : absl::string_view(); }
-  // The bytes a token adds to an answer's text: none for special tokens, unless they are to be shown.
+  absl::string_view TokenBytes(TokenId id) const {
+    return id < bytes_.size() ? bytes_[id] : absl::string_view();
+  }
+  // The bytes a token adds to an answer's text: none for special tokens, unless they are to be
+  // shown.
   absl::string_view TextBytes(TokenId id, bool show_special) const {
     return IsSpecial(id) && !show_special ? absl::string_view() : TokenBytes(id);
   }
@@ -71,8 +76,8 @@ class Tokenizer {
   // The added token whose text is `content`, else the plain token with these bytes.
   std::optional<TokenId> FindToken(absl::string_view content) const;
 
-  // SHA-256, hexadecimal, over the content (tokens, kinds, merges, pre-tokenizer, normalisation), not over file bytes:
-  // equal for the same tokenizer saved in another way.
+  // SHA-256, hexadecimal, over the content (tokens, kinds, merges, pre-tokenizer, normalisation),
+  // not over file bytes: equal for the same tokenizer saved in another way.
   const std::string& fingerprint() const { return fingerprint_; }
 
   // The text of `ids`; what is not UTF-8 becomes U+FFFD.
@@ -91,13 +96,14 @@ class Tokenizer {
   Tokenizer() = default;
   // Fills the tables by id; returns the plain tokens by their bytes.
   absl::StatusOr<Bpe::TokenMap> SetTokens(const VocabularySpec& spec);
-  absl::StatusOr<std::vector<BpeMerge>> ReadMerges(const VocabularySpec& spec, const Bpe::TokenMap& plain_tokens) const;
+  absl::StatusOr<std::vector<BpeMerge>> ReadMerges(const VocabularySpec& spec,
+                                                   const Bpe::TokenMap& plain_tokens) const;
   void SetFingerprint(const std::vector<BpeMerge>& merges, bool whole_pieces_first);
   void EncodeStretch(absl::string_view text, std::string* storage, std::vector<TokenId>* ids) const;
 
-  std::string arena_;                      // the bytes of all tokens, one after the other
-  std::vector<absl::string_view> bytes_;   // by id, views of arena_
-  std::vector<Kind> kinds_;                // by id
+  std::string arena_;                     // the bytes of all tokens, one after the other
+  std::vector<absl::string_view> bytes_;  // by id, views of arena_
+  std::vector<Kind> kinds_;               // by id
   absl::flat_hash_map<absl::string_view, TokenId> added_ids_;  // by text
   AddedTokenFinder finder_;
   std::unique_ptr<Bpe> bpe_;

@@ -14,10 +14,12 @@ namespace baton::text {
 namespace {
 
 absl::Status Missing(const base::GgufFile& file, absl::string_view key) {
-  return absl::InvalidArgumentError(absl::StrCat(file.path(), ": metadata key ", key, " is missing or of another type"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(file.path(), ": metadata key ", key, " is missing or of another type"));
 }
 
-absl::StatusOr<std::vector<std::string>> ReadStrings(const base::GgufFile& file, absl::string_view key) {
+absl::StatusOr<std::vector<std::string>> ReadStrings(const base::GgufFile& file,
+                                                     absl::string_view key) {
   const auto views = file.FindStringArray(key);
   if (!views) return Missing(file, key);
   std::vector<std::string> strings;
@@ -31,8 +33,9 @@ absl::StatusOr<VocabularySpec> ReadGgufVocabulary(const base::GgufFile& file) {
   const auto model = file.FindString("tokenizer.ggml.model");
   if (!model) return Missing(file, "tokenizer.ggml.model");
   if (*model != "gpt2") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        file.path(), ": tokenizer.ggml.model \"", absl::CHexEscape(*model), "\" is not supported; accepted is gpt2"));
+    return absl::InvalidArgumentError(absl::StrCat(file.path(), ": tokenizer.ggml.model \"",
+                                                   absl::CHexEscape(*model),
+                                                   "\" is not supported; accepted is gpt2"));
   }
   const auto pre = file.FindString("tokenizer.ggml.pre");
   if (!pre) return Missing(file, "tokenizer.ggml.pre");
@@ -44,7 +47,8 @@ absl::StatusOr<VocabularySpec> ReadGgufVocabulary(const base::GgufFile& file) {
   for (const int64_t type : *types) {
     // 2 is "unknown"; no kind of tokenizer that is read here has one.
     if (type < 1 || type > 6) {
-      return absl::InvalidArgumentError(absl::StrCat(file.path(), ": token type ", type, " is not supported"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(file.path(), ": token type ", type, " is not supported"));
     }
     spec.types.push_back(static_cast<TokenType>(type));
   }

@@ -1,7 +1,7 @@
 #pragma once
 
-// The character classes that pre-tokenizers are written in, as of Unicode 16.0 (what the Hugging Face reference
-// implements), for every code point.
+// The character classes that pre-tokenizers are written in, as of Unicode 16.0 (what the Hugging
+// Face reference implements), for every code point.
 
 #include <array>
 #include <cstdint>
@@ -19,7 +19,8 @@ enum class CharClass : uint8_t {
 
 inline bool IsSpace(CharClass c) { return c == CharClass::kSpace || c == CharClass::kNewline; }
 
-// A two-stage table over all code points, built once from the generated runs. Immutable, thread-safe.
+// A two-stage table over all code points, built once from the generated runs. Immutable,
+// thread-safe.
 class UnicodeClasses {
  public:
   static const UnicodeClasses& Get();

@@ -9,8 +9,9 @@
 
 namespace baton::text {
 
-// Holds back at most three bytes of an unfinished character. What can never become a character is replaced at once by
-// U+FFFD, one for each maximal subpart (Unicode Standard, section 3.9). Thread-compatible.
+// Holds back at most three bytes of an unfinished character. What can never become a character is
+// replaced at once by U+FFFD, one for each maximal subpart (Unicode Standard, section 3.9).
+// Thread-compatible.
 class Utf8Stream {
  public:
   // Appends to `out` what later bytes cannot change.

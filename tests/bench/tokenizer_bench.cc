@@ -1,4 +1,5 @@
-// Tokenizer: load time, encode throughput on plain and hostile text, decode throughput. Needs scripts/get_tokenizer.sh.
+// Tokenizer: load time, encode throughput on plain and hostile text, decode throughput. Needs
+// scripts/get_tokenizer.sh.
 //   build/bench/tokenizer_bench
 
 #include <string>
@@ -16,12 +17,15 @@
 namespace baton::text {
 namespace {
 
-std::string Path(absl::string_view relative) { return absl::StrCat(BATON_SOURCE_DIR, "/", relative); }
+std::string Path(absl::string_view relative) {
+  return absl::StrCat(BATON_SOURCE_DIR, "/", relative);
+}
 
 const Tokenizer& Qwen3() {
   static const Tokenizer* const kTokenizer = [] {
     auto tokenizer = Tokenizer::LoadHuggingFace(Path(".cache/tokenizer-qwen3"));
-    BATON_CHECK(tokenizer.ok(), "run scripts/get_tokenizer.sh first: ", tokenizer.status().ToString());
+    BATON_CHECK(tokenizer.ok(),
+                "run scripts/get_tokenizer.sh first: ", tokenizer.status().ToString());
     return tokenizer->release();
   }();
   return *kTokenizer;
@@ -42,9 +46,12 @@ std::string English() {
 
 std::string Prose() {
   return Repeated(
-      "The harbour master walked down to the pier before sunrise, because the tide would not wait for anybody. Three boats "
-      "had come in during the night, and their crews were still asleep; only the cook of the Aurora stood on deck, drinking "
-      "coffee and watching the gulls. \"You're early,\" he said. \"I'm always early,\" she answered, and counted the crates: "
+      "The harbour master walked down to the pier before sunrise, because the tide would not wait "
+      "for anybody. Three boats "
+      "had come in during the night, and their crews were still asleep; only the cook of the "
+      "Aurora stood on deck, drinking "
+      "coffee and watching the gulls. \"You're early,\" he said. \"I'm always early,\" she "
+      "answered, and counted the crates: "
       "forty-two, as promised.\n\n",
       200000);
 }
@@ -76,12 +83,17 @@ void Encode(benchmark::State& state, const std::string& text) {
   state.counters["bytes"] = static_cast<double>(text.size());
   state.counters["ids"] = static_cast<double>(num_ids);
 }
-#define BATON_ENCODE_BENCH(name, text) BENCHMARK_CAPTURE(Encode, name, text)->Unit(benchmark::kMillisecond)
+#define BATON_ENCODE_BENCH(name, text) \
+  BENCHMARK_CAPTURE(Encode, name, text)->Unit(benchmark::kMillisecond)
 BATON_ENCODE_BENCH(english_prose, Prose());
 BATON_ENCODE_BENCH(english_markdown, English());
 BATON_ENCODE_BENCH(code, Code());
-BATON_ENCODE_BENCH(chinese, Repeated("\xE6\xB8\xAF\xE5\x8F\xA3\xE7\xAE\xA1\xE7\x90\x86\xE5\x91\x98\xEF\xBC\x8C\xE8\xAF\xB7\xE9\x97\xAE"
-                                     "\xE7\x8E\xB0\xE5\x9C\xA8\xE7\x9A\x84\xE6\xBD\xAE\xE4\xBD\x8D\xE6\x98\xAF\xE5\xA4\x9A\xE5\xB0\x91\xE3\x80\x82", 200000));
+BATON_ENCODE_BENCH(chinese,
+                   Repeated("\xE6\xB8\xAF\xE5\x8F\xA3\xE7\xAE\xA1\xE7\x90\x86\xE5\x91\x98\xEF\xBC"
+                            "\x8C\xE8\xAF\xB7\xE9\x97\xAE"
+                            "\xE7\x8E\xB0\xE5\x9C\xA8\xE7\x9A\x84\xE6\xBD\xAE\xE4\xBD\x8D\xE6\x98"
+                            "\xAF\xE5\xA4\x9A\xE5\xB0\x91\xE3\x80\x82",
+                            200000));
 BATON_ENCODE_BENCH(one_word_1e6, std::string(1000000, 'a'));
 BATON_ENCODE_BENCH(spaces_1e6, std::string(1000000, ' '));
 BATON_ENCODE_BENCH(unordered_marks_1e6, Repeated("\xCC\x81\xCC\xA7", 1000000));

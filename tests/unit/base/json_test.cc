@@ -12,7 +12,8 @@ namespace baton::base {
 namespace {
 
 TEST(JsonTest, KeepsMemberOrderAndNumberText) {
-  auto value = ParseJson(R"( {"b": 1.0, "a": [1e-07, 123456789012345678901234567890, -0], "c": {"d": null}} )");
+  auto value = ParseJson(
+      R"( {"b": 1.0, "a": [1e-07, 123456789012345678901234567890, -0], "c": {"d": null}} )");
   ASSERT_TRUE(value.ok()) << value.status();
   ASSERT_EQ(value->members().size(), 3u);
   EXPECT_EQ(value->members()[0].key, "b");
@@ -29,10 +30,40 @@ TEST(JsonTest, ReadsEveryEscape) {
 }
 
 TEST(JsonTest, RefusesWhatIsNotJson) {
-  for (const char* text :
-       {"", " ", "{", "[", "[1,]", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{a:1}", "01", "-", "1.", ".5", "1e", "+1", "tru",
-        "nul", "NaN", "Infinity", "\"", "\"\\", "\"\\u12", "\"\\u12g4\"", "\"\\x\"", "\"\\ud800\"", "\"\\ud800\\u0041\"",
-        "\"\\udc00\"", "\"\n\"", "1 2", "[1 2]", "\"\xFF\"", "\"\xED\xA0\x80\"", "'a'", "\xEF\xBB\xBF{}"}) {
+  for (const char* text : {"",
+                           " ",
+                           "{",
+                           "[",
+                           "[1,]",
+                           "{\"a\"}",
+                           "{\"a\":}",
+                           "{\"a\":1,}",
+                           "{a:1}",
+                           "01",
+                           "-",
+                           "1.",
+                           ".5",
+                           "1e",
+                           "+1",
+                           "tru",
+                           "nul",
+                           "NaN",
+                           "Infinity",
+                           "\"",
+                           "\"\\",
+                           "\"\\u12",
+                           "\"\\u12g4\"",
+                           "\"\\x\"",
+                           "\"\\ud800\"",
+                           "\"\\ud800\\u0041\"",
+                           "\"\\udc00\"",
+                           "\"\n\"",
+                           "1 2",
+                           "[1 2]",
+                           "\"\xFF\"",
+                           "\"\xED\xA0\x80\"",
+                           "'a'",
+                           "\xEF\xBB\xBF{}"}) {
     EXPECT_EQ(ParseJson(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
   }
 }
@@ -47,7 +78,8 @@ TEST(JsonTest, RefusesWhatPassesALimit) {
   EXPECT_EQ(ParseJson("[1,2,3]", limits).status().code(), absl::StatusCode::kResourceExhausted);
   limits.max_bytes = 4;
   EXPECT_EQ(ParseJson("[1,2]", limits).status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(ParseJson(std::string(1000000, '[')).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ParseJson(std::string(1000000, '[')).status().code(),
+            absl::StatusCode::kResourceExhausted);
 }
 
 TEST(JsonTest, TheLastOfEqualKeysWinsInTheFirstPlaceOrIsRefused) {
@@ -58,7 +90,8 @@ TEST(JsonTest, TheLastOfEqualKeysWinsInTheFirstPlaceOrIsRefused) {
   EXPECT_EQ(value->members()[0].value.text(), "3");
   JsonLimits limits;
   limits.reject_duplicate_keys = true;
-  EXPECT_EQ(ParseJson(R"({"a":1,"a":3})", limits).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ParseJson(R"({"a":1,"a":3})", limits).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST(JsonTest, ConvertsOnlyNumbersThatFit) {
@@ -89,12 +122,18 @@ TEST(Utf8Test, ReplacesOneMaximalSubpartAtATime) {
     Utf8Step::Kind kind;
   };
   const Case cases[] = {
-      {"a", 1, Utf8Step::kValid},         {"\xC3\xA9", 2, Utf8Step::kValid},
-      {"\xC3", 1, Utf8Step::kIncomplete}, {"\xF0\x9F\xAB", 3, Utf8Step::kIncomplete},
-      {"\xF0\x80", 1, Utf8Step::kInvalid}, {"\xE1\x80\xE2", 2, Utf8Step::kInvalid},
-      {"\xED\xA0\x80", 1, Utf8Step::kInvalid}, {"\xF4\x90\x80\x80", 1, Utf8Step::kInvalid},
-      {"\xC0\xAF", 1, Utf8Step::kInvalid}, {"\x80", 1, Utf8Step::kInvalid},
-      {"\xF0\x9F\xAB\xA0", 4, Utf8Step::kValid}, {"\xFF", 1, Utf8Step::kInvalid},
+      {"a", 1, Utf8Step::kValid},
+      {"\xC3\xA9", 2, Utf8Step::kValid},
+      {"\xC3", 1, Utf8Step::kIncomplete},
+      {"\xF0\x9F\xAB", 3, Utf8Step::kIncomplete},
+      {"\xF0\x80", 1, Utf8Step::kInvalid},
+      {"\xE1\x80\xE2", 2, Utf8Step::kInvalid},
+      {"\xED\xA0\x80", 1, Utf8Step::kInvalid},
+      {"\xF4\x90\x80\x80", 1, Utf8Step::kInvalid},
+      {"\xC0\xAF", 1, Utf8Step::kInvalid},
+      {"\x80", 1, Utf8Step::kInvalid},
+      {"\xF0\x9F\xAB\xA0", 4, Utf8Step::kValid},
+      {"\xFF", 1, Utf8Step::kInvalid},
   };
   for (const Case& c : cases) {
     const Utf8Step step = DecodeUtf8(c.bytes);

@@ -71,9 +71,11 @@ TEST(StopMatcherTest, OverlappingBeginningsAreNotMissed) {
 }
 
 TEST(StopMatcherTest, RefusesStopsThatCannotWork) {
-  for (const auto& stops : {std::vector<std::string>{""}, std::vector<std::string>{std::string(kMaxStopStringBytes + 1, 'x')},
+  for (const auto& stops : {std::vector<std::string>{""},
+                            std::vector<std::string>{std::string(kMaxStopStringBytes + 1, 'x')},
                             std::vector<std::string>(kMaxStopStrings + 1, "x")}) {
-    EXPECT_EQ(StopMatcher::Create(stops, false).status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(StopMatcher::Create(stops, false).status().code(),
+              absl::StatusCode::kInvalidArgument);
   }
   std::string nul("\0", 1);
   EXPECT_EQ(Feed(Matcher({nul}), {absl::StrCat("a", nul)}), "a!");
@@ -84,7 +86,8 @@ std::string Expected(const std::string& text, const std::vector<std::string>& st
   for (size_t end = 1; end <= text.size(); ++end) {
     size_t longest = 0;
     for (const std::string& stop : stops) {
-      if (stop.size() <= end && text.compare(end - stop.size(), stop.size(), stop) == 0) longest = std::max(longest, stop.size());
+      if (stop.size() <= end && text.compare(end - stop.size(), stop.size(), stop) == 0)
+        longest = std::max(longest, stop.size());
     }
     if (longest > 0) return text.substr(0, end - longest) + "!";
   }
@@ -108,7 +111,8 @@ TEST(StopMatcherTest, AgreesWithBruteForceForAnyCutIntoTokens) {
       const std::string portion = word(5);
       text += portion;
       matched = matcher.Push(portion, &out);
-      // What was released may never be taken back: it is a prefix of the final text whatever follows.
+      // What was released may never be taken back: it is a prefix of the final text whatever
+      // follows.
       ASSERT_EQ(Expected(text, stops).compare(0, out.size(), out), 0);
     }
     matcher.Flush(&out);

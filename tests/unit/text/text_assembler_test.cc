@@ -19,7 +19,8 @@ const Tokenizer& Tiny() {
 }
 
 TextAssembler Assembler(std::vector<std::string> stops = {}, TextAssembler::Options options = {}) {
-  return TextAssembler(Tiny(), *StopMatcher::Create(std::move(stops), options.include_stop), options);
+  return TextAssembler(Tiny(), *StopMatcher::Create(std::move(stops), options.include_stop),
+                       options);
 }
 
 // One token for each byte.
@@ -35,7 +36,9 @@ struct Streamed {
   size_t num_taken = 0;
 };
 
-Streamed Stream(TextAssembler assembler, const std::vector<TokenId>& ids, std::optional<TokenId> end_token = std::nullopt) {
+Streamed Stream(TextAssembler assembler,
+                const std::vector<TokenId>& ids,
+                std::optional<TokenId> end_token = std::nullopt) {
   Streamed result;
   for (const TokenId id : ids) {
     result.deltas.push_back(assembler.Push(id));
@@ -50,9 +53,11 @@ Streamed Stream(TextAssembler assembler, const std::vector<TokenId>& ids, std::o
   return result;
 }
 
-// Case 1.1: characters without a token of their own come whole, and joined deltas are the decoded text.
+// Case 1.1: characters without a token of their own come whole, and joined deltas are the decoded
+// text.
 TEST(TextAssemblerTest, CharactersOfSeveralTokensArriveWhole) {
-  const std::string text = "a\xF0\x9F\xAB\xA0z\xF0\x9F\xA5\xB9\xE9\xBE\x9C";  // U+1FAE0, U+1F979, U+9F9C
+  const std::string text =
+      "a\xF0\x9F\xAB\xA0z\xF0\x9F\xA5\xB9\xE9\xBE\x9C";  // U+1FAE0, U+1F979, U+9F9C
   const auto ids = ByteTokens(text);
   const Streamed streamed = Stream(Assembler(), ids);
   EXPECT_EQ(streamed.text, text);
@@ -61,14 +66,15 @@ TEST(TextAssemblerTest, CharactersOfSeveralTokensArriveWhole) {
   EXPECT_EQ(streamed.deltas[4], "\xF0\x9F\xAB\xA0");
 }
 
-// Case 1.2: an answer that ends inside a character, after 1, 2 and 3 of its bytes, gets one U+FFFD for it: by length
-// (Finish), by an end token, and by a stop string.
+// Case 1.2: an answer that ends inside a character, after 1, 2 and 3 of its bytes, gets one U+FFFD
+// for it: by length (Finish), by an end token, and by a stop string.
 TEST(TextAssemblerTest, AnUnfinishedCharacterBecomesOneReplacementCharacter) {
   const std::string emoji = "\xF0\x9F\xAB\xA0";
   for (size_t bytes = 1; bytes <= 3; ++bytes) {
     const auto ids = ByteTokens("a" + emoji.substr(0, bytes));
     EXPECT_EQ(Stream(Assembler(), ids).text, "a\xEF\xBF\xBD") << bytes;
-    EXPECT_EQ(Stream(Assembler(), ids, *Tiny().FindToken("<|im_end|>")).text, "a\xEF\xBF\xBD") << bytes;
+    EXPECT_EQ(Stream(Assembler(), ids, *Tiny().FindToken("<|im_end|>")).text, "a\xEF\xBF\xBD")
+        << bytes;
     auto stopped = ids;
     stopped.push_back(*Tiny().FindToken("!"));
     EXPECT_EQ(Stream(Assembler({"!"}), stopped).text, "a\xEF\xBF\xBD") << bytes;
@@ -76,7 +82,8 @@ TEST(TextAssemblerTest, AnUnfinishedCharacterBecomesOneReplacementCharacter) {
   }
 }
 
-// Case 2.1: for every token boundary of an answer, a stop string that begins inside one token and ends inside a later one.
+// Case 2.1: for every token boundary of an answer, a stop string that begins inside one token and
+// ends inside a later one.
 TEST(TextAssemblerTest, NothingOfAStopStringIsSentWhereverItLies) {
   const std::string answer = "hello world, the hello world and the rest \xE4\xB8\x96 of hello!";
   const auto ids = Tiny().Encode(answer, SpecialPolicy::kLiteral);
@@ -91,8 +98,10 @@ TEST(TextAssemblerTest, NothingOfAStopStringIsSentWhereverItLies) {
     const Streamed streamed = Stream(Assembler({stop}), ids);
     EXPECT_EQ(streamed.text, answer.substr(0, first)) << stop;
     // Generation halts at the token that completes the match.
-    EXPECT_GE(Tiny().Decode(absl::MakeSpan(ids).subspan(0, streamed.num_taken), true).size(), first + stop.size());
-    EXPECT_LT(Tiny().Decode(absl::MakeSpan(ids).subspan(0, streamed.num_taken - 1), true).size(), first + stop.size());
+    EXPECT_GE(Tiny().Decode(absl::MakeSpan(ids).subspan(0, streamed.num_taken), true).size(),
+              first + stop.size());
+    EXPECT_LT(Tiny().Decode(absl::MakeSpan(ids).subspan(0, streamed.num_taken - 1), true).size(),
+              first + stop.size());
     TextAssembler::Options keep;
     keep.include_stop = true;
     EXPECT_EQ(Stream(Assembler({stop}, keep), ids).text, answer.substr(0, first) + stop) << stop;
@@ -132,7 +141,8 @@ TEST(TextAssemblerTest, SpecialTokensAddNoTextUnlessShown) {
   EXPECT_EQ(Stream(Assembler({}, keep), ids, end).text, "ab<|im_end|>");
 }
 
-// The unary answer is the same code run in one go: for random tokens, stops and cuts, deltas joined never differ from it.
+// The unary answer is the same code run in one go: for random tokens, stops and cuts, deltas joined
+// never differ from it.
 TEST(TextAssemblerTest, StreamAndUnaryAgreeOnRandomTokens) {
   std::mt19937 random(11);
   for (int round = 0; round < 2000; ++round) {

@@ -88,10 +88,19 @@ TEST(TokenizerStressTest, LongTextsHaveTheIdsOfTheReferenceWithinASecondAMegabyt
   }
 }
 
-// Case 9.2: twice the text takes about twice the time, not four times. The bound of 3 lies between; n log n with the
-// caches that a longer text leaves gives 2.0 to 2.5.
+// Case 9.2: twice the text takes about twice the time, not four times. The bound of 3 lies between;
+// n log n with the caches that a longer text leaves gives 2.0 to 2.5.
 TEST(TokenizerStressTest, TimeDoublesWhenTheTextDoubles) {
-  const char* const units[] = {"a", " ", "\n", "!", "\xE4\xB8\x96", "e\xCC\x81", "a\xCC\x81\xCC\xA7\xCC\xA8", "{\"k\":[1,2]},", "<|im_start", "0"};
+  const char* const units[] = {"a",
+                               " ",
+                               "\n",
+                               "!",
+                               "\xE4\xB8\x96",
+                               "e\xCC\x81",
+                               "a\xCC\x81\xCC\xA7\xCC\xA8",
+                               "{\"k\":[1,2]},",
+                               "<|im_start",
+                               "0"};
   for (const char* unit : units) {
     std::string text;
     while (text.size() < 100000) text += unit;

@@ -1,5 +1,5 @@
-// The two kinds of tokenizer on small hand-made vocabularies; expected values are those of the reference
-// (tests/golden/make_tokenizer_golden.py).
+// The two kinds of tokenizer on small hand-made vocabularies; expected values are those of the
+// reference (tests/golden/make_tokenizer_golden.py).
 
 #include "engine/text/tokenizer.h"
 
@@ -22,9 +22,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::string TinyPath(absl::string_view kind) { return SourcePath(absl::StrCat("tests/data/tokenizer/tiny_", kind, ".json")); }
+std::string TinyPath(absl::string_view kind) {
+  return SourcePath(absl::StrCat("tests/data/tokenizer/tiny_", kind, ".json"));
+}
 
-std::string TinyJson(absl::string_view kind) { return *base::ReadSmallFile(TinyPath(kind), 1 << 20); }
+std::string TinyJson(absl::string_view kind) {
+  return *base::ReadSmallFile(TinyPath(kind), 1 << 20);
+}
 
 std::unique_ptr<Tokenizer> Tiny(absl::string_view kind) {
   auto tokenizer = Tokenizer::LoadHuggingFace(TinyPath(kind));
@@ -32,7 +36,8 @@ std::unique_ptr<Tokenizer> Tiny(absl::string_view kind) {
   return *std::move(tokenizer);
 }
 
-std::unique_ptr<Tokenizer> FromJson(absl::string_view tokenizer_json, absl::string_view config_json = "") {
+std::unique_ptr<Tokenizer> FromJson(absl::string_view tokenizer_json,
+                                    absl::string_view config_json = "") {
   auto spec = ParseHuggingFaceVocabulary(tokenizer_json, config_json);
   EXPECT_TRUE(spec.ok()) << spec.status();
   auto tokenizer = Tokenizer::FromVocabulary(*std::move(spec));
@@ -50,8 +55,11 @@ TEST(TokenizerTest, BothKindsAgreeWithTheReference) {
     const Tokenizer& tokenizer = TextOf(record, "tokenizer") == "qwen2" ? *qwen2 : *smollm;
     const std::string text = TextOf(record, "text");
     EXPECT_EQ(tokenizer.Encode(text, SpecialPolicy::kParse), IdsOf(*record.Find("ids"))) << text;
-    EXPECT_EQ(tokenizer.Encode(text, SpecialPolicy::kLiteral), IdsOf(*record.Find("ids_literal"))) << text;
-    EXPECT_EQ(tokenizer.Decode(IdsOf(*record.Find("ids")), /*skip_special=*/false), TextOf(record, "decoded")) << text;
+    EXPECT_EQ(tokenizer.Encode(text, SpecialPolicy::kLiteral), IdsOf(*record.Find("ids_literal")))
+        << text;
+    EXPECT_EQ(tokenizer.Decode(IdsOf(*record.Find("ids")), /*skip_special=*/false),
+              TextOf(record, "decoded"))
+        << text;
   }
 }
 
@@ -60,9 +68,11 @@ TEST(PreTokenizerTest, PiecesAreThoseOfTheReference) {
     const auto kind = *FindPreTokenizer(TextOf(record, "tokenizer"));
     std::string storage;
     const std::string text = TextOf(record, "text");
-    PreTokenizer pieces(kind, kind == PreTokenizerKind::kQwen2 ? ToNfc(text, &storage) : absl::string_view(text));
+    PreTokenizer pieces(
+        kind, kind == PreTokenizerKind::kQwen2 ? ToNfc(text, &storage) : absl::string_view(text));
     std::vector<TokenId> lengths;
-    for (auto piece = pieces.Next(); !piece.empty(); piece = pieces.Next()) lengths.push_back(static_cast<TokenId>(piece.size()));
+    for (auto piece = pieces.Next(); !piece.empty(); piece = pieces.Next())
+      lengths.push_back(static_cast<TokenId>(piece.size()));
     EXPECT_EQ(lengths, IdsOf(*record.Find("pieces"))) << text;
   }
 }
@@ -79,9 +89,9 @@ TEST(TokenizerTest, AddedTokensCountOnlyInsideTrustedRanges) {
   };
   EXPECT_EQ(count({}), 0);
   EXPECT_EQ(count({{0, 10}}), 1);
-  EXPECT_EQ(count({{0, 9}}), 0);             // not wholly inside
-  EXPECT_EQ(count({{0, 5}, {5, 10}}), 1);    // ranges that touch are one
-  EXPECT_EQ(count({{8, 40}, {0, 9}}), 2);    // in any order, past the end
+  EXPECT_EQ(count({{0, 9}}), 0);              // not wholly inside
+  EXPECT_EQ(count({{0, 5}, {5, 10}}), 1);     // ranges that touch are one
+  EXPECT_EQ(count({{8, 40}, {0, 9}}), 2);     // in any order, past the end
   EXPECT_EQ(count({{5, 3}, {100, 200}}), 0);  // empty ones
 }
 
@@ -136,11 +146,13 @@ TEST(TokenizerTest, FingerprintIsOfTheContentAndNotOfTheFile) {
 }
 
 TEST(TokenizerTest, ConfigBesideItAddsTokensEndAndTemplate) {
-  const auto tokenizer = FromJson(TinyJson("qwen2"),
-                                  R"({"added_tokens_decoder":{"400":{"content":"<tool_call>","special":false},
+  const auto tokenizer =
+      FromJson(TinyJson("qwen2"),
+               R"({"added_tokens_decoder":{"400":{"content":"<tool_call>","special":false},
                                       "401":{"content":"<|box|>","special":true}},
                                       "eos_token":"<|im_end|>","bos_token":null,"chat_template":"T"})");
-  EXPECT_EQ(tokenizer->Encode("<tool_call><|box|>", SpecialPolicy::kParse), (std::vector<TokenId>{400, 401}));
+  EXPECT_EQ(tokenizer->Encode("<tool_call><|box|>", SpecialPolicy::kParse),
+            (std::vector<TokenId>{400, 401}));
   EXPECT_TRUE(tokenizer->IsSpecial(401));
   EXPECT_EQ(tokenizer->eos_id(), tokenizer->FindToken("<|im_end|>"));
   EXPECT_EQ(tokenizer->bos_id(), std::nullopt);
@@ -168,7 +180,8 @@ TEST(TokenizerTest, RefusesWhatItWouldGetWrongByName) {
       {"\"end_of_word_suffix\": \"\"", "\"end_of_word_suffix\": \"</w>\""},
       {"\"lstrip\": false", "\"lstrip\": true"},
       {"\"unk_token\": null", "\"unk_token\": \"<unk>\""},
-      {"\"post_processor\": {\n\"type\": \"ByteLevel\"", "\"post_processor\": {\n\"type\": \"TemplateProcessing\""},
+      {"\"post_processor\": {\n\"type\": \"ByteLevel\"",
+       "\"post_processor\": {\n\"type\": \"TemplateProcessing\""},
   };
   for (const auto& [from, to] : changes) {
     if (from == "{1,3}") continue;
@@ -182,7 +195,9 @@ TEST(TokenizerTest, RefusesWhatItWouldGetWrongByName) {
 
 TEST(TokenizerTest, RefusesVocabulariesThatContradictThemselves) {
   const auto spec = [] { return *ParseHuggingFaceVocabulary(TinyJson("qwen2"), ""); };
-  const auto code = [](VocabularySpec spec) { return Tokenizer::FromVocabulary(std::move(spec)).status().code(); };
+  const auto code = [](VocabularySpec spec) {
+    return Tokenizer::FromVocabulary(std::move(spec)).status().code();
+  };
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   EXPECT_EQ(code(spec()), absl::StatusCode::kOk);
   EXPECT_EQ(code(VocabularySpec()), kInvalid);
@@ -222,19 +237,23 @@ TEST(TokenizerTest, RefusesVocabulariesThatContradictThemselves) {
 
 TEST(TokenizerTest, RefusesIdsThatClashOrAreOutOfRange) {
   const std::string json = TinyJson("qwen2");
-  for (const char* decoder : {R"({"5":{"content":"<x>"}})", R"({"-1":{"content":"<x>"}})", R"({"99999999":{"content":"<x>"}})",
-                              R"({"x":{"content":"<x>"}})", R"({"400":{"content":""}})", R"({"400":{}})"}) {
-    const auto spec = ParseHuggingFaceVocabulary(json, absl::StrCat("{\"added_tokens_decoder\":", decoder, "}"));
+  for (const char* decoder : {R"({"5":{"content":"<x>"}})", R"({"-1":{"content":"<x>"}})",
+                              R"({"99999999":{"content":"<x>"}})", R"({"x":{"content":"<x>"}})",
+                              R"({"400":{"content":""}})", R"({"400":{}})"}) {
+    const auto spec =
+        ParseHuggingFaceVocabulary(json, absl::StrCat("{\"added_tokens_decoder\":", decoder, "}"));
     EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument) << decoder;
   }
-  EXPECT_EQ(Tokenizer::LoadHuggingFace("/nowhere/at/all").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Tokenizer::LoadHuggingFace("/nowhere/at/all").status().code(),
+            absl::StatusCode::kNotFound);
   EXPECT_FALSE(Tokenizer::Load(SourcePath("tests/data/tokenizer/README.md")).ok());
 }
 
 TEST(TokenizerTest, ByteTokensAndIgnoreMergesAreUnderstood) {
   VocabularySpec spec;
   spec.tokens = {"a", "b", "ab", "<0x63>", "cab"};
-  spec.types = {TokenType::kNormal, TokenType::kNormal, TokenType::kNormal, TokenType::kByte, TokenType::kNormal};
+  spec.types = {TokenType::kNormal, TokenType::kNormal, TokenType::kNormal, TokenType::kByte,
+                TokenType::kNormal};
   spec.merges = {"a b"};
   spec.pre_tokenizer = "smollm";
   const auto merged = *Tokenizer::FromVocabulary(spec);
@@ -242,7 +261,8 @@ TEST(TokenizerTest, ByteTokensAndIgnoreMergesAreUnderstood) {
   spec.whole_pieces_first = true;
   const auto whole = *Tokenizer::FromVocabulary(spec);
   EXPECT_EQ(whole->Encode("cab", SpecialPolicy::kParse), (std::vector<TokenId>{4}));
-  EXPECT_EQ(whole->Encode("abcz", SpecialPolicy::kParse), (std::vector<TokenId>{2, 3}));  // no token for z
+  EXPECT_EQ(whole->Encode("abcz", SpecialPolicy::kParse),
+            (std::vector<TokenId>{2, 3}));  // no token for z
 }
 
 TEST(ByteAlphabetTest, IsABijectionOverAllBytes) {
@@ -257,9 +277,10 @@ TEST(ByteAlphabetTest, IsABijectionOverAllBytes) {
 TEST(NfcTest, ComposesReordersAndLeavesTheRestAlone) {
   std::string storage;
   EXPECT_EQ(ToNfc("e\xCC\x81", &storage), "\xC3\xA9");
-  EXPECT_EQ(ToNfc("a\xCC\x81\xCC\xA7", &storage), "\xC3\xA1\xCC\xA7");             // the cedilla goes first, then a + acute meet
+  EXPECT_EQ(ToNfc("a\xCC\x81\xCC\xA7", &storage),
+            "\xC3\xA1\xCC\xA7");  // the cedilla goes first, then a + acute meet
   EXPECT_EQ(ToNfc("\xE1\x84\x92\xE1\x85\xA1\xE1\x86\xAB", &storage), "\xED\x95\x9C");  // jamo
-  EXPECT_EQ(ToNfc("\xE2\x84\xAB", &storage), "\xC3\x85");                         // the angstrom sign
+  EXPECT_EQ(ToNfc("\xE2\x84\xAB", &storage), "\xC3\x85");  // the angstrom sign
   const std::string fine = "plain \xC3\xA9 \xE4\xB8\x96 \xEA\xB0\x81";
   const absl::string_view same = ToNfc(fine, &storage);
   EXPECT_EQ(same.data(), fine.data());

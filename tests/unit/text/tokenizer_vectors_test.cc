@@ -30,7 +30,8 @@ TEST(TokenizerVectorsTest, EncodesLikeTheReference) {
     const auto* literal = record.Find("ids_literal");
     const auto ids_literal = tokenizer.Encode(text, SpecialPolicy::kLiteral);
     EXPECT_EQ(ids_literal, IdsOf(literal ? *literal : *record.Find("ids"))) << TextOf(record, "id");
-    for (const TokenId id : ids_literal) EXPECT_FALSE(tokenizer.IsAdded(id)) << TextOf(record, "id");
+    for (const TokenId id : ids_literal)
+      EXPECT_FALSE(tokenizer.IsAdded(id)) << TextOf(record, "id");
   }
 }
 
@@ -42,10 +43,12 @@ TEST(TokenizerVectorsTest, DecodesWhatItEncoded) {
     const auto* skipped = record.Find("decoded_skip_special");
     const std::string expected = decoded ? decoded->text() : TextOf(record, "text");
     EXPECT_EQ(tokenizer.Decode(ids, /*skip_special=*/false), expected) << TextOf(record, "id");
-    EXPECT_EQ(tokenizer.Decode(ids, /*skip_special=*/true), skipped ? skipped->text() : expected) << TextOf(record, "id");
+    EXPECT_EQ(tokenizer.Decode(ids, /*skip_special=*/true), skipped ? skipped->text() : expected)
+        << TextOf(record, "id");
     std::string storage;
     const auto literal = tokenizer.Encode(TextOf(record, "text"), SpecialPolicy::kLiteral);
-    EXPECT_EQ(tokenizer.Decode(literal, false), ToNfc(TextOf(record, "text"), &storage)) << TextOf(record, "id");
+    EXPECT_EQ(tokenizer.Decode(literal, false), ToNfc(TextOf(record, "text"), &storage))
+        << TextOf(record, "id");
   }
 }
 
@@ -59,13 +62,15 @@ TEST(TokenizerVectorsTest, StreamsTheDeltasOfTheReference) {
     const std::string text = TextOf(records[n], "text");
     const auto* skipped = records[n].Find("text_skip_special");
     EXPECT_EQ(tokenizer.Decode(ids, /*skip_special=*/false), text) << "line " << n + 1;
-    EXPECT_EQ(tokenizer.Decode(ids, /*skip_special=*/true), skipped ? skipped->text() : text) << "line " << n + 1;
+    EXPECT_EQ(tokenizer.Decode(ids, /*skip_special=*/true), skipped ? skipped->text() : text)
+        << "line " << n + 1;
     IncrementalDecoder decoder(tokenizer);
     std::string joined;
     for (size_t i = 0; i < ids.size(); ++i) {
       const std::string delta = decoder.Push(ids[i]);
       EXPECT_TRUE(base::IsValidUtf8(delta));
-      EXPECT_EQ(delta, records[n].Find("deltas")->items().at(i).text()) << "line " << n + 1 << " id " << i;
+      EXPECT_EQ(delta, records[n].Find("deltas")->items().at(i).text())
+          << "line " << n + 1 << " id " << i;
       joined += delta;
     }
     const std::string rest = decoder.Flush();
@@ -76,7 +81,8 @@ TEST(TokenizerVectorsTest, StreamsTheDeltasOfTheReference) {
 
 TEST(TokenizerVectorsTest, TheWholeVocabularyRoundTripsAsInTheReference) {
   const Tokenizer& tokenizer = Qwen3Tokenizer();
-  const auto text = base::ReadSmallFile(SourcePath("tests/data/tokenizer/vocab_roundtrip.json"), 1 << 20);
+  const auto text =
+      base::ReadSmallFile(SourcePath("tests/data/tokenizer/vocab_roundtrip.json"), 1 << 20);
   ASSERT_TRUE(text.ok()) << text.status();
   const auto expected = base::ParseJson(*text);
   ASSERT_TRUE(expected.ok()) << expected.status();
@@ -105,7 +111,8 @@ TEST(TokenizerVectorsTest, TheWholeVocabularyRoundTripsAsInTheReference) {
   EXPECT_EQ(static_cast<int64_t>(changed.size()), number("non_identity"));
   EXPECT_EQ(Sha256Hex(LittleEndian(same)), TextOf(*expected, "identity_sha256"));
   EXPECT_EQ(Sha256Hex(LittleEndian(changed)), TextOf(*expected, "non_identity_sha256"));
-  EXPECT_EQ(Sha256Hex(LittleEndian(changed_encodings)), TextOf(*expected, "non_identity_encodings_sha256"));
+  EXPECT_EQ(Sha256Hex(LittleEndian(changed_encodings)),
+            TextOf(*expected, "non_identity_encodings_sha256"));
 }
 
 TEST(TokenizerVectorsTest, UnicodeClassesAreThoseOfUnicode16) {

@@ -13,11 +13,14 @@
 
 namespace baton::text {
 
-std::string SourcePath(absl::string_view relative) { return absl::StrCat(BATON_SOURCE_DIR, "/", relative); }
+std::string SourcePath(absl::string_view relative) {
+  return absl::StrCat(BATON_SOURCE_DIR, "/", relative);
+}
 
 std::vector<base::JsonValue> ReadVectors(const std::string& name) {
   std::vector<base::JsonValue> values;
-  const auto text = base::ReadSmallFile(SourcePath(absl::StrCat("tests/data/tokenizer/", name)), 1 << 20);
+  const auto text =
+      base::ReadSmallFile(SourcePath(absl::StrCat("tests/data/tokenizer/", name)), 1 << 20);
   EXPECT_TRUE(text.ok()) << text.status();
   if (!text.ok()) return values;
   for (const absl::string_view line : absl::StrSplit(*text, '\n', absl::SkipEmpty())) {
@@ -36,14 +39,16 @@ std::string TextOf(const base::JsonValue& record, absl::string_view key) {
 
 std::vector<TokenId> IdsOf(const base::JsonValue& value) {
   std::vector<TokenId> ids;
-  for (const base::JsonValue& id : value.items()) ids.push_back(static_cast<TokenId>(id.AsInt64().value()));
+  for (const base::JsonValue& id : value.items())
+    ids.push_back(static_cast<TokenId>(id.AsInt64().value()));
   return ids;
 }
 
 std::string Sha256Hex(absl::string_view bytes) {
   uint8_t digest[SHA256_DIGEST_LENGTH];
   SHA256(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size(), digest);
-  return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(digest), sizeof(digest)));
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(digest), sizeof(digest)));
 }
 
 std::string LittleEndian(absl::Span<const TokenId> ids) {
@@ -57,7 +62,8 @@ std::string LittleEndian(absl::Span<const TokenId> ids) {
 const Tokenizer& Qwen3Tokenizer() {
   static const Tokenizer* const kTokenizer = [] {
     auto tokenizer = Tokenizer::LoadHuggingFace(SourcePath(".cache/tokenizer-qwen3"));
-    BATON_CHECK(tokenizer.ok(), "run scripts/get_tokenizer.sh first: ", tokenizer.status().ToString());
+    BATON_CHECK(tokenizer.ok(),
+                "run scripts/get_tokenizer.sh first: ", tokenizer.status().ToString());
     return tokenizer->release();
   }();
   return *kTokenizer;

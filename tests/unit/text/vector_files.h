@@ -13,7 +13,8 @@
 
 namespace baton::text {
 
-// One value for each line of tests/data/tokenizer/<name>. A test failure and an empty vector when it cannot be read.
+// One value for each line of tests/data/tokenizer/<name>. A test failure and an empty vector when
+// it cannot be read.
 std::vector<base::JsonValue> ReadVectors(const std::string& name);
 
 // Members of a vector that are known to be there.
@@ -24,7 +25,8 @@ std::string Sha256Hex(absl::string_view bytes);
 // The ids as little-endian 32-bit numbers.
 std::string LittleEndian(absl::Span<const TokenId> ids);
 
-// Qwen3's tokenizer, loaded once. scripts/get_tokenizer.sh fetches it; without it this stops the test with that advice.
+// Qwen3's tokenizer, loaded once. scripts/get_tokenizer.sh fetches it; without it this stops the
+// test with that advice.
 const Tokenizer& Qwen3Tokenizer();
 
 std::string SourcePath(absl::string_view relative);

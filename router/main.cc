@@ -86,7 +86,7 @@ absl::Status Serve(const RouterOptions& options, const ResolvedOptions& resolved
             LogField("chat_template", facts.chat.has_value() ? facts.chat->name() : "none"));
   const base::Clock& clock = base::Clock::Real();
   const auto metrics = base::Metrics::Create(base::Role::kRouter, facts.name);
-  metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, "", "none", "none"}).Set(1);
+  metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, "none", "none"}).Set(1);
   const RouterMetrics router_metrics(metrics.get());
   WorkerTable table({.topology = resolved.topology,
                      .prefill = resolved.prefill,

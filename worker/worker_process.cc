@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "engine/base/version.h"
 
 namespace baton::worker {
 namespace {
@@ -28,6 +29,7 @@ std::string HttpAddress(const process::ServerProcess& server) {
 absl::Status Serve(const WorkerOptions& options, WorkerRole* role) {
   const absl::Time start = absl::Now();
   const auto metrics = base::Metrics::Create(role->role(), ServedModelName(options));
+  metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, options.device, "none"}).Set(1);
   StatusSource status(metrics.get(), ServedModelName(options));
   process::StatusPublisher publisher([&](v1::WorkerStatus* out) { status.Fill(out); });
   // The services are made before the server, which they ask whether it drains.
@@ -64,7 +66,7 @@ absl::Status Serve(const WorkerOptions& options, WorkerRole* role) {
   status.SetState(v1::WORKER_STATE_DRAINING);
   publisher.NotifyChanged();
   const bool drained = server->Drain([&] { return role->idle(); });
-  BATON_LOG(Info, "drained ", LogField("complete", drained ? "yes" : "no"));
+  BATON_LOG(Info, "drained", LogField("complete", drained ? "yes" : "no"));
   role->StopEngine();
   server->Stop();
   return absl::OkStatus();

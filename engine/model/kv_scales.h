@@ -43,24 +43,24 @@ class KvScaleTable {
 };
 
 // `requested` is auto, fp8, fp8_dynamic, bf16 or f32. auto: fp8 with QK-norm, whose keys have a
-// tight bound, else fp8_dynamic. Errors: INVALID_ARGUMENT naming the accepted values.
+// tight bound, else fp8_dynamic.
+// Errors: INVALID_ARGUMENT naming the accepted values.
 absl::StatusOr<kv::KvFormat> ResolveKvFormat(const ModelConfig& config,
                                              absl::string_view requested);
 
-// The scales of the fp8 format; the effective ones go into one log line.
-//   In the checkpoint: those, rounded up to a power of two. (Checkpoint::Open refuses scales for
-//   some layers only.) Else from the weights alone, bound / 448 rounded up to a power of two, so
-//   nothing can saturate:
-//     V            |v_i| <= sqrt(E) * ||w_norm * W_v[i]||_2 + |b_i|: a normed row has norm sqrt(E)
-//     at most before its
-//                  weight, then Cauchy and Schwarz. The largest of the head.
-//     K, QK-norm   |k_i| <= sqrt(D) * max|w_k|: as a normed head has norm sqrt(D) at most; a
-//     rotation keeps the norm of a
-//                  pair. Times the attention factor of RoPE, which multiplies cos and sin.
-//     K, no norm   |k_i| as V; a rotated pair is at most the root of both squares. Times the
-//     attention factor.
-//   In double, in a fixed order. Held within 2^-96 and 2^96; a bound that is not finite gets the
-//   upper end, and the damaged model shows itself in its logits.
+// The scales of the fp8 format; the effective ones go into two log lines, one for K and one for V.
+//
+// Where the checkpoint brings scales: those, rounded up to a power of two. (Checkpoint::Open
+// refuses scales for some layers only.) Else from the weights alone, bound / 448 rounded up to a
+// power of two, so that nothing can saturate. The bounds of a head, with b the bias:
+//   V           max_i sqrt(E) * ||w_norm * W_v[i]||_2 + |b_i|. A normed row has at most the norm
+//               sqrt(E) before its weight; then Cauchy and Schwarz.
+//   K, QK-norm  sqrt(D) * max|w_k|. A normed head has at most the norm sqrt(D); a rotation keeps
+//               the norm of a pair. Times the attention factor of RoPE, on cos and sin.
+//   K, no norm  As V for each row; a rotated pair is at most the root of both squares. Times the
+//               attention factor.
+// In double, in a fixed order. Held within 2^-96 and 2^96; a bound that is not finite gets the
+// upper end, and the damaged model shows itself in its logits.
 KvScaleTable MakeKvScales(const Checkpoint& checkpoint);
 
 // The smallest power of two that is at least `value`, within the limits above; 1 for 0.

@@ -39,7 +39,8 @@ struct Weights {
 // What weights compute in. `requested` is auto, f32, bf16, int8 or q4. auto is the nearest to what
 // is stored: bf16 for f32, f16 and bf16; int8 for q8_0 and q6_k; q4 for the 4-bit formats. A file
 // of several formats is taken by the one that holds most of its bytes, because one deployment
-// computes in one precision. Errors: INVALID_ARGUMENT naming the accepted values.
+// computes in one precision.
+// Errors: INVALID_ARGUMENT naming the accepted values.
 absl::StatusOr<ops::WeightDtype> ResolveWeightDtype(const Checkpoint& checkpoint,
                                                     absl::string_view requested);
 

@@ -46,22 +46,18 @@ class TokenCounts {
 // Owns scratch memory, so one per engine thread. Engine thread only.
 //
 // The filtered distribution is made in this order; each step sees the result of the one before:
-//   1. logit_bias        added.
-//   2. penalties         repetition over prompt and output: a positive logit is divided by it,
-//   others
-//                        multiplied; then frequency * count and presence, over the output,
-//                        subtracted.
-//   3. min_tokens        below it, stop tokens are out.
-//   4. greedy            temperature under kGreedyTemperature, or top_p 0: the highest logit; ties
-//   go to
-//                        the lowest id. Steps 5 to 9 do not happen.
-//   5. temperature       divides, in double.
-//   6. top_k             the k highest; of equal ones the lowest ids stay: exactly k are left.
-//   7. top_p             the shortest row of most likely tokens (ties by id) that holds top_p of
-//   the mass
-//                        left by top_k; always at least one.
-//   8. min_p             tokens at least min_p times as likely as the most likely one.
-//   9. draw              argmax of logit / temperature + Gumbel noise; ties go to the lowest id.
+//   1. logit_bias   added.
+//   2. penalties    repetition over prompt and output: divides a positive logit, multiplies another;
+//                   then frequency * count and presence, over the output, are subtracted.
+//   3. min_tokens   below it, stop tokens are out.
+//   4. greedy       temperature under kGreedyTemperature, or top_p 0: the highest logit; ties go to
+//                   the lowest id. Steps 5 to 9 do not happen.
+//   5. temperature  divides, in double.
+//   6. top_k        the k highest; of equal ones the lowest ids stay: exactly k are left.
+//   7. top_p        the shortest row of most likely tokens (ties by id) that holds top_p of what
+//                   top_k left; always at least one.
+//   8. min_p        tokens at least min_p times as likely as the most likely one.
+//   9. draw         argmax of logit / temperature + Gumbel noise; ties go to the lowest id.
 class Sampler {
  public:
   // `vocab_size` logits a row; ids from `num_tokens` (the tokenizer's size) up are padding rows and
@@ -70,9 +66,9 @@ class Sampler {
 
   // Draws the token at `position` (the first generated one has position prompt_tokens).
   // `output_tokens` is how many this choice has generated: below min_tokens stop tokens are not
-  // drawn. `logits` is scratch: it is changed. Errors: INTERNAL "logits: not finite" when any of
-  // the vocabulary's logits is NaN or infinite; INVALID_ARGUMENT when a biased id is outside the
-  // vocabulary, or when min_tokens leaves no token to draw.
+  // drawn. `logits` is scratch: it is changed.
+  // Errors: INTERNAL "logits: not finite" when any of the vocabulary's logits is NaN or infinite;
+  // INVALID_ARGUMENT when a biased id is outside the vocabulary or min_tokens leaves no token.
   absl::StatusOr<SampledToken> Sample(const SamplingParams& params,
                                       uint32_t choice,
                                       uint32_t position,

@@ -12,8 +12,8 @@ namespace {
 
 class GenerateCallTest : public GenerateCallFixture {
  protected:
-  // One event of a normal answer of three tokens to a prompt of three: R reserved, F first token, P prefill done,
-  // T second token, U third token and end, D decode done.
+  // One event of a normal answer of three tokens to a prompt of three: R reserved, F first token, P prefill done, Q its
+  // call ends, T second token, U third token and end, D decode done, E its call ends.
   void Play(char event) {
     switch (event) {
       case 'R': return legs_.decodes.back()->Send(Reserved());
@@ -22,35 +22,34 @@ class GenerateCallTest : public GenerateCallFixture {
       case 'T': return legs_.decodes.back()->Send(Tokens({Token(0, 4, Id("b"))}));
       case 'U': return legs_.decodes.back()->Send(Tokens({Token(0, 5, Id("c"))}, {Length(0)}));
       case 'D': return legs_.decodes.back()->Send(DecodeDone());
+      case 'Q': return legs_.prefills.back()->End(absl::OkStatus());
+      case 'E': return legs_.decodes.back()->End(absl::OkStatus());
     }
   }
-  // All orders in which those events can arrive: each stream keeps its own order (R T U D and F P), and the decode worker
-  // has no tokens before it has reserved.
+  // All orders in which those events can arrive: each stream keeps its own order (R T U D E and F P Q).
   static std::vector<std::string> Orders() {
-    std::string mask = "DDDDPP";
+    std::string mask = "DDDDDPPP";
     std::sort(mask.begin(), mask.end());
     std::vector<std::string> orders;
     do {
       std::string order;
       size_t d = 0, p = 0;
-      for (char c : mask) order += c == 'D' ? "RTUD"[d++] : "FP"[p++];
+      for (char c : mask) order += c == 'D' ? "RTUDE"[d++] : "FPQ"[p++];
       orders.push_back(order);
     } while (std::next_permutation(mask.begin(), mask.end()));
     return orders;
   }
-  // The remaining events of an order, with the prefix length that was played already.
   const std::vector<uint32_t> abc_ = {Id("a"), Id("b"), Id("c")};
 };
 
 TEST_F(GenerateCallTest, EveryOrderOfEventsGivesTheSameAnswer) {
-  ASSERT_EQ(Orders().size(), 15u);
+  ASSERT_EQ(Orders().size(), 56u);
   for (const std::string& order : Orders()) {
     SCOPED_TRACE(order);
     Running running = Start(Request());
-    for (char event : order) {
-      const bool reserved_or_none = running.received->messages.empty() || order.find('R') != std::string::npos;
-      EXPECT_TRUE(reserved_or_none);
-      Play(event);
+    for (size_t i = 0; i < order.size(); ++i) {
+      EXPECT_TRUE(order.find('R') < i || running.received->messages.empty()) << "nothing before Reserved";
+      Play(order[i]);
     }
     timers_.Advance(absl::Seconds(1));
     EXPECT_EQ(running.received->ids(), abc_);
@@ -113,7 +112,7 @@ TEST_F(GenerateCallTest, CancelAtEveryStateCancelsBothWorkers) {
       }
       legs_.EndCancelled();
       const size_t seen = running.received->messages.size();
-      if (!legs_.prefills.back()->ended) legs_.prefills.back()->Send(First({Token(0, 3, Id("a"))}));
+      if (!legs_.prefills.back()->ended && order.find('F') >= played) legs_.prefills.back()->Send(First({Token(0, 3, Id("a"))}));
       EXPECT_EQ(running.received->messages.size(), seen) << "late events are dropped";
       EXPECT_EQ(running.received->finishes.size(), 1u);
     }

@@ -47,7 +47,7 @@ class TokenCounts {
 //
 // The filtered distribution is made in this order; each step sees the result of the one before:
 //   1. logit_bias   added.
-//   2. penalties    repetition over prompt and output: divides a positive logit, multiplies another;
+//   2. penalties    repetition over prompt and output: divides positive logits, multiplies others;
 //                   then frequency * count and presence, over the output, are subtracted.
 //   3. min_tokens   below it, stop tokens are out.
 //   4. greedy       temperature under kGreedyTemperature, or top_p 0: the highest logit; ties go to

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+
 #include "engine/base/clock.h"
 #include "engine/base/metrics.h"
 #include "engine/base/mutex.h"

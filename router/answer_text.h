@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+
 #include "baton/v1/generation.pb.h"
 #include "baton/worker/v1/common.pb.h"
+
 #include "engine/text/text_assembler.h"
 
 namespace baton::router {

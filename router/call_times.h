@@ -7,9 +7,11 @@
 #include <string>
 
 #include "absl/time/time.h"
+
 #include "baton/v1/generation.pb.h"
 #include "baton/worker/v1/decode.pb.h"
 #include "baton/worker/v1/prefill.pb.h"
+
 #include "router/router_metrics.h"
 
 namespace baton::router {

@@ -6,11 +6,13 @@
 #include <string>
 #include <utility>
 
-#include "baton/v1/generation.pb.h"
-#include "engine/process/grpc_status.h"
-#include "engine/process/stream_writer.h"
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/server_callback.h"
+
+#include "baton/v1/generation.pb.h"
+
+#include "engine/process/grpc_status.h"
+#include "engine/process/stream_writer.h"
 #include "router/generate_call.h"
 
 namespace baton::router {

@@ -13,7 +13,9 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+
 #include "baton/v1/generation.pb.h"
+
 #include "engine/base/clock.h"
 #include "router/admission.h"
 #include "router/answer_text.h"

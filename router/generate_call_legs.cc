@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+
 #include "engine/base/status_macros.h"
 #include "engine/process/grpc_status.h"
 #include "router/call_attempt.h"

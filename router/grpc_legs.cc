@@ -5,13 +5,15 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "grpcpp/channel.h"
+#include "grpcpp/client_context.h"
+
 #include "baton/worker/v1/decode.grpc.pb.h"
 #include "baton/worker/v1/prefill.grpc.pb.h"
+
 #include "engine/process/channel.h"
 #include "engine/process/grpc_status.h"
 #include "engine/process/stream_writer.h"
-#include "grpcpp/channel.h"
-#include "grpcpp/client_context.h"
 
 namespace baton::router {
 namespace {

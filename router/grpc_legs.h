@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+
 #include "engine/base/clock.h"
 #include "engine/base/mutex.h"
 #include "router/legs.h"

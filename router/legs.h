@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+
 #include "baton/worker/v1/decode.pb.h"
 #include "baton/worker/v1/prefill.pb.h"
 

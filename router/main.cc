@@ -1,23 +1,14 @@
 // baton-router: takes the clients' calls, finds workers for them, and puts the answers together.
 
-#include <atomic>
-#include <cstdio>
 #include <memory>
-#include <random>
 #include <string>
-#include <utility>
-
-#include <openssl/rand.h>
 
 #include "absl/flags/flag.h"
 #include "engine/base/flags.h"
 #include "engine/base/log.h"
-#include "engine/base/status_macros.h"
-#include "engine/base/version.h"
 #include "engine/process/server_process.h"
-#include "router/grpc_legs.h"
+#include "router/router.h"
 #include "router/router_options.h"
-#include "router/router_service.h"
 
 using baton::router::RouterOptions;
 
@@ -72,71 +63,6 @@ RouterOptions OptionsFromFlags() {
   return options;
 }
 
-uint64_t DrawSeed() {
-  uint64_t seed = 0;
-  if (RAND_bytes(reinterpret_cast<unsigned char*>(&seed), sizeof(seed)) == 1) return seed;
-  return std::random_device()();
-}
-
-// Everything lives here, in the order in which it may be used.
-absl::Status Serve(const RouterOptions& options, const ResolvedOptions& resolved) {
-  BATON_ASSIGN_OR_RETURN(const ModelFacts facts,
-                         LoadModelFacts(options.model, options.served_model_name, options.chat_template));
-  BATON_LOG(Info, "model", LogField("name", facts.name), LogField("vocab_size", facts.config.vocab_size),
-            LogField("chat_template", facts.chat.has_value() ? facts.chat->name() : "none"));
-  const base::Clock& clock = base::Clock::Real();
-  const auto metrics = base::Metrics::Create(base::Role::kRouter, facts.name);
-  metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, "none", "none"}).Set(1);
-  const RouterMetrics router_metrics(metrics.get());
-  WorkerTable table({.topology = resolved.topology,
-                     .prefill = resolved.prefill,
-                     .decode = resolved.decode,
-                     .heartbeat_timeout = options.heartbeat_timeout,
-                     .tokenizer_fingerprint = facts.tokenizer->fingerprint(),
-                     .clock = &clock,
-                     .metrics = metrics.get()});
-  std::vector<std::string> addresses = resolved.prefill;
-  addresses.insert(addresses.end(), resolved.decode.begin(), resolved.decode.end());
-  const WorkerChannels channels(addresses);
-  const auto policy = MakeLeastLoadPolicy();
-  ThreadTimers timers;
-  Admission admission({.max_running = options.max_concurrent,
-                       .max_queue = options.max_queue,
-                       .queue_depth = metrics->gauge(base::GaugeId::kRouterQueueDepth, "normal")},
-                      &timers, &clock);
-  EncoderPool encoder(&facts, options.encoder_threads, static_cast<size_t>(options.max_concurrent + options.max_queue));
-  GrpcLegFactory legs(&channels, &clock);
-
-  std::atomic<process::ServerProcess*> server_ptr{nullptr};
-  RouterServiceOptions service_options;
-  service_options.deps = {.facts = &facts, .table = &table, .policy = policy.get(), .legs = &legs, .encoder = &encoder,
-                          .admission = &admission, .timers = &timers, .clock = &clock, .metrics = &router_metrics,
-                          .draw_seed = &DrawSeed, .topology = resolved.topology,
-                          .max_model_len = static_cast<uint32_t>(options.max_model_len)};
-  service_options.encoder_pool = &encoder;
-  service_options.request_timeout_max = options.request_timeout_max;
-  service_options.client_buffer_messages = static_cast<size_t>(options.client_buffer);
-  service_options.draining = [&server_ptr] {
-    const process::ServerProcess* server = server_ptr.load();
-    return server != nullptr && server->draining();
-  };
-  RouterService service(std::move(service_options));
-  BATON_ASSIGN_OR_RETURN(const std::unique_ptr<process::ServerProcess> server,
-                         process::ServerProcess::Start(resolved.server, metrics.get(), {service.service()}));
-  server_ptr.store(server.get());
-  base::Mutex ready_mutex;  // the last change decides, whichever thread reports it
-  table.set_on_change([&] {
-    base::MutexLock lock(&ready_mutex);
-    server->SetReady(table.Usable().ok());
-  });
-  const WorkerWatch watch(addresses, &channels, &timers, &clock, &table);
-
-  server->WaitForTermination();
-  server->Drain(nullptr);
-  server->Stop();
-  return absl::OkStatus();
-}
-
 }  // namespace
 }  // namespace baton::router
 
@@ -149,9 +75,12 @@ int main(int argc, char** argv) {
   const RouterOptions options = baton::router::OptionsFromFlags();
   const absl::StatusOr<baton::LogLevel> log_level = baton::router::ParseLogLevel(options.log_level);
   baton::InitLogging("router", log_level.ok() ? *log_level : baton::LogLevel::kInfo);
-  const auto resolved = baton::router::ResolveOptions(options);
-  absl::Status status = log_level.ok() ? resolved.status() : log_level.status();
-  if (status.ok()) status = baton::router::Serve(options, *resolved);
+  absl::Status status = log_level.status();
+  if (status.ok()) {
+    const absl::StatusOr<std::unique_ptr<baton::router::Router>> router = baton::router::Router::Start(options);
+    status = router.status();
+    if (status.ok()) (*router)->RunUntilTerminated();
+  }
   if (status.ok()) return 0;
   BATON_LOG(Error, "cannot serve: ", status.message());
   return 1;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+
 #include "engine/text/chat_template.h"
 #include "engine/text/model_text_config.h"
 #include "engine/text/tokenizer.h"

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+
 #include "engine/base/status_macros.h"
 #include "engine/process/grpc_status.h"
 

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+
 #include "baton/v1/generation.pb.h"
+
 #include "engine/base/bounded_queue.h"
 #include "router/model_facts.h"
 

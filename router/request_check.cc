@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+
 #include "engine/base/status_macros.h"
 #include "engine/process/grpc_status.h"
 

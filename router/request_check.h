@@ -7,8 +7,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+
 #include "baton/v1/generation.pb.h"
 #include "baton/worker/v1/common.pb.h"
+
 #include "engine/text/model_text_config.h"
 
 namespace baton::router {

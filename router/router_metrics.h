@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+
 #include "engine/base/metrics.h"
 
 namespace baton::router {

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+
 #include "engine/base/log.h"
 #include "engine/process/server_process.h"
 #include "router/route_policy.h"

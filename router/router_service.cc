@@ -8,7 +8,9 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+
 #include "baton/v1/generation.grpc.pb.h"
+
 #include "engine/base/log.h"
 #include "engine/base/version.h"
 #include "engine/process/grpc_status.h"

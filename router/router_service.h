@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+
 #include "router/generate_call.h"
 
 namespace grpc {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
+
 #include "engine/base/clock.h"
 #include "engine/base/mutex.h"
 

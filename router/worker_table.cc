@@ -5,6 +5,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+
 #include "engine/base/log.h"
 
 namespace baton::router {

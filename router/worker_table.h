@@ -10,7 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+
 #include "baton/worker/v1/cluster.pb.h"
+
 #include "engine/base/clock.h"
 #include "engine/base/metrics.h"
 #include "engine/base/mutex.h"

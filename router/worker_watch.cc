@@ -2,10 +2,12 @@
 #include <map>
 #include <utility>
 
-#include "baton/worker/v1/cluster.grpc.pb.h"
-#include "engine/process/grpc_status.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
+
+#include "baton/worker/v1/cluster.grpc.pb.h"
+
+#include "engine/process/grpc_status.h"
 #include "router/grpc_legs.h"
 
 namespace baton::router {

@@ -5,9 +5,11 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "baton/rpc/v1/error_details.pb.h"
-#include "engine/base/utf8.h"
 #include "grpcpp/support/status.h"
+
+#include "baton/rpc/v1/error_details.pb.h"
+
+#include "engine/base/utf8.h"
 
 namespace baton::process {
 namespace {

@@ -8,8 +8,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "engine/base/mutex.h"
 #include "grpcpp/support/server_interceptor.h"
+
+#include "engine/base/mutex.h"
 
 namespace baton::process {
 namespace {

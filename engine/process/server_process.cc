@@ -11,6 +11,13 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "grpcpp/ext/channelz_service_plugin.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/security/server_credentials.h"
+#include "grpcpp/server.h"
+#include "grpcpp/server_builder.h"
+
 #include "engine/base/log.h"
 #include "engine/base/mutex.h"
 #include "engine/base/status_macros.h"
@@ -18,12 +25,6 @@
 #include "engine/process/exposer.h"
 #include "engine/process/port_file.h"
 #include "engine/process/server_interceptor.h"
-#include "grpcpp/ext/channelz_service_plugin.h"
-#include "grpcpp/ext/proto_server_reflection_plugin.h"
-#include "grpcpp/health_check_service_interface.h"
-#include "grpcpp/security/server_credentials.h"
-#include "grpcpp/server.h"
-#include "grpcpp/server_builder.h"
 
 namespace baton::process {
 namespace {

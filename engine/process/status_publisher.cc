@@ -7,7 +7,9 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+
 #include "baton/worker/v1/cluster.grpc.pb.h"
+
 #include "engine/base/mutex.h"
 
 namespace baton::process {

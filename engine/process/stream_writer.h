@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+
 #include "engine/base/mutex.h"
 
 namespace baton::process {

@@ -1,0 +1,145 @@
+#include "router/router.h"
+
+#include <atomic>
+#include <random>
+#include <utility>
+
+#include <openssl/rand.h>
+
+#include "engine/base/log.h"
+#include "engine/base/status_macros.h"
+#include "engine/base/version.h"
+#include "router/grpc_legs.h"
+#include "router/router_service.h"
+
+namespace baton::router {
+namespace {
+
+uint64_t DrawSeed() {
+  uint64_t seed = 0;
+  if (RAND_bytes(reinterpret_cast<unsigned char*>(&seed), sizeof(seed)) == 1) return seed;
+  return std::random_device()();
+}
+
+WorkerTableOptions TableOptions(const RouterOptions& options, const ResolvedOptions& resolved, const ModelFacts& facts,
+                                base::Metrics* metrics) {
+  WorkerTableOptions out;
+  out.topology = resolved.topology;
+  out.prefill = resolved.prefill;
+  out.decode = resolved.decode;
+  out.heartbeat_timeout = options.heartbeat_timeout;
+  out.tokenizer_fingerprint = facts.tokenizer->fingerprint();
+  out.metrics = metrics;
+  return out;
+}
+
+std::vector<std::string> AllAddresses(const ResolvedOptions& resolved) {
+  std::vector<std::string> out = resolved.prefill;
+  out.insert(out.end(), resolved.decode.begin(), resolved.decode.end());
+  return out;
+}
+
+}  // namespace
+
+// Members are used by those below them, and go in the reverse order.
+struct Router::Impl {
+  Impl(const RouterOptions& options, const ResolvedOptions& resolved, ModelFacts model)
+      : facts(std::move(model)),
+        metrics(base::Metrics::Create(base::Role::kRouter, facts.name)),
+        router_metrics(metrics.get()),
+        table(TableOptions(options, resolved, facts, metrics.get())),
+        addresses(AllAddresses(resolved)),
+        channels(addresses),
+        policy(MakeLeastLoadPolicy()),
+        admission({.max_running = options.max_concurrent,
+                   .max_queue = options.max_queue,
+                   .queue_depth = metrics->gauge(base::GaugeId::kRouterQueueDepth, "normal")},
+                  &timers, &clock),
+        encoder(&facts, options.encoder_threads, static_cast<size_t>(options.max_concurrent + options.max_queue)),
+        legs(&channels, &clock),
+        service(ServiceOptions(options, resolved)) {
+    metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, "", "none", "none"}).Set(1);
+  }
+
+  RouterServiceOptions ServiceOptions(const RouterOptions& options, const ResolvedOptions& resolved) {
+    RouterServiceOptions out;
+    out.deps.facts = &facts;
+    out.deps.table = &table;
+    out.deps.policy = policy.get();
+    out.deps.legs = &legs;
+    out.deps.encoder = &encoder;
+    out.deps.admission = &admission;
+    out.deps.timers = &timers;
+    out.deps.clock = &clock;
+    out.deps.metrics = &router_metrics;
+    out.deps.draw_seed = &DrawSeed;
+    out.deps.topology = resolved.topology;
+    out.deps.max_model_len = static_cast<uint32_t>(options.max_model_len);
+    out.encoder_pool = &encoder;
+    out.request_timeout_max = options.request_timeout_max;
+    out.client_buffer_messages = static_cast<size_t>(options.client_buffer);
+    out.draining = [this] {
+      const process::ServerProcess* server = server_ptr.load();
+      return server != nullptr && server->draining();
+    };
+    return out;
+  }
+
+  void UpdateReady() {
+    base::MutexLock lock(&ready_mutex);  // the last change decides, whichever thread reports it
+    server->SetReady(table.Usable().ok());
+  }
+
+  const base::Clock& clock = base::Clock::Real();
+  const ModelFacts facts;
+  const std::unique_ptr<base::Metrics> metrics;
+  const RouterMetrics router_metrics;
+  WorkerTable table;
+  const std::vector<std::string> addresses;
+  const WorkerChannels channels;
+  const std::unique_ptr<RoutePolicy> policy;
+  ThreadTimers timers;
+  Admission admission;
+  EncoderPool encoder;
+  GrpcLegFactory legs;
+  std::atomic<process::ServerProcess*> server_ptr{nullptr};  // calls may come before Start has returned it
+  RouterService service;
+  base::Mutex ready_mutex;
+  std::unique_ptr<process::ServerProcess> server;
+  std::unique_ptr<WorkerWatch> watch;
+};
+
+absl::StatusOr<std::unique_ptr<Router>> Router::Start(const RouterOptions& options, bool handle_signals) {
+  BATON_ASSIGN_OR_RETURN(ResolvedOptions resolved, ResolveOptions(options));
+  resolved.server.handle_signals = handle_signals;
+  BATON_ASSIGN_OR_RETURN(ModelFacts facts,
+                         LoadModelFacts(options.model, options.served_model_name, options.chat_template));
+  BATON_LOG(Info, "model", LogField("name", facts.name), LogField("vocab_size", facts.config.vocab_size),
+            LogField("chat_template", facts.chat.has_value() ? facts.chat->name() : "none"));
+  auto impl = std::make_unique<Impl>(options, resolved, std::move(facts));
+  BATON_ASSIGN_OR_RETURN(
+      impl->server, process::ServerProcess::Start(resolved.server, impl->metrics.get(), {impl->service.service()}));
+  impl->server_ptr.store(impl->server.get());
+  impl->table.set_on_change([impl = impl.get()] { impl->UpdateReady(); });
+  impl->watch = std::make_unique<WorkerWatch>(impl->addresses, &impl->channels, &impl->timers, &impl->clock, &impl->table);
+  return std::unique_ptr<Router>(new Router(std::move(impl)));
+}
+
+Router::Router(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Router::~Router() { Stop(); }
+
+process::ServerProcess& Router::server() { return *impl_->server; }
+base::Metrics& Router::metrics() { return *impl_->metrics; }
+
+void Router::RunUntilTerminated() {
+  impl_->server->WaitForTermination();
+  impl_->server->Drain(nullptr);
+  Stop();
+}
+
+void Router::Stop() {
+  impl_->server->Stop();
+  impl_->watch.reset();
+}
+
+}  // namespace baton::router

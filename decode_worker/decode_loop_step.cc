@@ -51,7 +51,7 @@ void DecodeLoop::RunStep() {
   if (status.ok()) {
     FinishStep(logits, timings);
   } else {
-    BATON_LOG(Error, "step failed ", LogField("status", status.ToString()));
+    BATON_LOG(Error, "step failed", LogField("status", status.ToString()));
     for (const StepPart& part : parts_) Fail(part.call, absl::InternalError("decode: step failed"));
   }
   SettleCalls();
@@ -124,7 +124,7 @@ bool DecodeLoop::DrawToken(Call* call, Choice* choice, absl::Span<float> logits)
   const absl::StatusOr<runtime::SampledToken> token = choice->answer.Draw(&sampler_, logits);
   if (!token.ok()) {
     metrics_.nan_logits.Increment();
-    BATON_LOG(Error, "draw failed ", LogField("request_id", call->request.request_id), " ",
+    BATON_LOG(Error, "draw failed", LogField("request_id", call->request.request_id),
               LogField("status", token.status().ToString()));
     Fail(call, token.status());
     return false;

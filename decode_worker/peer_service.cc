@@ -40,7 +40,7 @@ class Session : public grpc::ServerBidiReactor<PeerMessage, PeerMessage>,
     if (session_) {
       receiver_->OnMessage(*session_, incoming_);
     } else if (absl::Status status = OnHello(); !status.ok()) {
-      BATON_LOG(Warning, "peer refused ", LogField("reason", status.message()));
+      BATON_LOG(Warning, "peer refused", LogField("reason", status.message()));
       return writer_.Finish(std::move(status));
     }
     incoming_ = PeerMessage();

@@ -106,7 +106,7 @@ absl::StatusOr<PeerClient::Impl::Connected> PeerClient::Impl::Open(const std::st
   if (status.ok()) return connected;
   connected.session->Close();
   const absl::Status named = Annotate(status, absl::StrCat("decode worker ", address));
-  BATON_LOG(Warning, "peer session failed ", LogField("reason", named.message()));
+  BATON_LOG(Warning, "peer session failed", LogField("reason", named.message()));
   return absl::IsDeadlineExceeded(named) ? absl::UnavailableError(named.message()) : named;
 }
 

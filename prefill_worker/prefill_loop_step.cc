@@ -43,7 +43,7 @@ void PrefillLoop::RunStep() {
 }
 
 void PrefillLoop::FailStep(const absl::Status& status) {
-  BATON_LOG(Error, "step failed ", LogField("status", status.ToString()));
+  BATON_LOG(Error, "step failed", LogField("status", status.ToString()));
   for (Call* call : step_calls_) {
     call->in_step = false;
     if (!call->ended) End(call, absl::InternalError("prefill: step failed"));
@@ -69,7 +69,7 @@ void PrefillLoop::FinishPrompt(Call* call, absl::Span<float> logits) {
   absl::StatusOr<PrefillResponse> response = DrawFirstTokens(call, logits);
   if (!response.ok()) {
     metrics_.nan_logits.Increment();
-    BATON_LOG(Error, "first token failed ", LogField("request_id", call->request.request_id), " ",
+    BATON_LOG(Error, "first token failed", LogField("request_id", call->request.request_id),
               LogField("status", response.status().ToString()));
     End(call, response.status());
     return;

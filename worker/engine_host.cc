@@ -109,7 +109,7 @@ absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
     return absl::InternalError("no random bytes for the incarnation");
   }
   BATON_RETURN_IF_ERROR(Annotate(WarmUp(host.runner.get(), options.chunk_tokens), "warm-up"));
-  BATON_LOG(Info, "engine ready ", LogField("incarnation", IncarnationName(host.incarnation)),
+  BATON_LOG(Info, "engine ready", LogField("incarnation", IncarnationName(host.incarnation)),
             " seconds=", absl::ToDoubleSeconds(absl::Now() - start));
   return host;
 }

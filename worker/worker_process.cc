@@ -29,7 +29,8 @@ std::string HttpAddress(const process::ServerProcess& server) {
 absl::Status Serve(const WorkerOptions& options, WorkerRole* role) {
   const absl::Time start = absl::Now();
   const auto metrics = base::Metrics::Create(role->role(), ServedModelName(options));
-  metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, options.device, "none"}).Set(1);
+  metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, options.device, "none"})
+      .Set(1);
   StatusSource status(metrics.get(), ServedModelName(options));
   process::StatusPublisher publisher([&](v1::WorkerStatus* out) { status.Fill(out); });
   // The services are made before the server, which they ask whether it drains.

@@ -45,7 +45,7 @@ worker::v1::LayoutFingerprint FingerprintOf(const kv::KvLayout& layout) {
 }
 
 // Two workers and the session between them.
-class Pair : private prefill::PeerConnector {
+class Pair : public prefill::PeerConnector {
  public:
   Pair(const std::string& transport, int prefill_blocks, int decode_blocks)
       : transport_(transport),
@@ -79,6 +79,10 @@ class Pair : private prefill::PeerConnector {
     prefill_loop.reset();  // with the last share of the sender, if transfers were open
     to_decode_.Stop();
     receiver_->OnPeerGone(session_);
+  }
+
+  void Connect(const std::string& address, const std::string& incarnation, Found found) override {
+    found(sender_);
   }
 
   // Nobody is in flight and nothing is held but by the prefix caches.
@@ -133,10 +137,6 @@ class Pair : private prefill::PeerConnector {
           sender->OnMessage(message);
         },
         [] {});
-  }
-
-  void Connect(const std::string& address, const std::string& incarnation, Found found) override {
-    found(sender_);
   }
 
   const std::string transport_;

@@ -126,9 +126,8 @@ class PrefillLoopTest : public ::testing::Test {
     for (int i = 0; i < blocks; ++i) ticket.add_block_table(100 + i);
     return ticket;
   }
-  static const PrefillResponse::FirstTokens& First(const std::vector<PrefillResponse>& responses) {
-    static const PrefillResponse::FirstTokens none;
-    return responses.empty() ? none : responses[0].first_tokens();
+  static PrefillResponse::FirstTokens First(const std::vector<PrefillResponse>& responses) {
+    return responses.empty() ? PrefillResponse::FirstTokens() : responses[0].first_tokens();
   }
 
   base::FakeClock clock_;
@@ -257,7 +256,9 @@ TEST_F(PrefillLoopTest, FirstTokensCarryLogprobs) {
   request.params.n = 2;
   const OpenCall call = Open(request, false);
   Settle();
-  for (const worker::v1::Token& token : First(call.sink->responses()).tokens()) {
+  const PrefillResponse::FirstTokens first = First(call.sink->responses());
+  ASSERT_EQ(first.tokens_size(), 2);
+  for (const worker::v1::Token& token : first.tokens()) {
     EXPECT_TRUE(token.has_logprob());
     ASSERT_EQ(token.top_size(), 3);
     EXPECT_EQ(token.top(0).token_id(), token.id());  // greedy

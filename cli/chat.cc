@@ -8,14 +8,22 @@
 
 #include "absl/flags/flag.h"
 #include "absl/types/optional.h"
+
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/streaming.h"
 #include "engine/base/flags.h"
 
-ABSL_FLAG(absl::optional<std::string>, message, absl::nullopt, "One user message: answer it and end. Unset: a conversation on standard input, a line a turn.");
+ABSL_FLAG(
+    absl::optional<std::string>,
+    message,
+    absl::nullopt,
+    "One user message: answer it and end. Unset: a conversation on standard input, a line a turn.");
 ABSL_FLAG(absl::optional<std::string>, system, absl::nullopt, "The system message.");
-ABSL_FLAG(absl::optional<bool>, enable_thinking, absl::nullopt, "On a hybrid Qwen3 model: think before answering. Unset: as the template decides.");
+ABSL_FLAG(absl::optional<bool>,
+          enable_thinking,
+          absl::nullopt,
+          "On a hybrid Qwen3 model: think before answering. Unset: as the template decides.");
 
 namespace baton::cli {
 namespace {
@@ -30,7 +38,8 @@ void AddMessage(v1::Chat* chat, absl::string_view role, absl::string_view conten
 absl::Status TakeTurn(Client* client, v1::GenerateRequest* request) {
   absl::StatusOr<Answer> answer = StreamAnswer(client, *request);
   if (!answer.ok()) return answer.status();
-  if (!answer->choices.empty()) AddMessage(request->mutable_chat(), "assistant", answer->choices[0].text);
+  if (!answer->choices.empty())
+    AddMessage(request->mutable_chat(), "assistant", answer->choices[0].text);
   return absl::OkStatus();
 }
 
@@ -53,14 +62,17 @@ int Converse(Client* client, v1::GenerateRequest* request) {
 }  // namespace
 
 int RunChat(int argc, char** argv) {
-  const base::FlagsOutcome flags =
-      base::HandleFlags(argc, argv, "baton chat --address HOST:PORT [--message TEXT]: a conversation, answers streamed.",
-                        {"cli/chat", "cli/generate", "cli/client_flags", "cli/common_flags"});
+  const base::FlagsOutcome flags = base::HandleFlags(
+      argc, argv,
+      "baton chat --address HOST:PORT [--message TEXT]: a conversation, answers streamed.",
+      {"cli/chat", "cli/generate", "cli/client_flags", "cli/common_flags"});
   if (!flags.go_on) return flags.exit_code;
   v1::GenerateRequest request;
   if (absl::Status status = FillCommon(&request); !status.ok()) return PrintFailure("chat", status);
-  if (const auto thinking = absl::GetFlag(FLAGS_enable_thinking)) request.mutable_chat()->set_enable_thinking(*thinking);
-  if (const auto system = absl::GetFlag(FLAGS_system)) AddMessage(request.mutable_chat(), "system", *system);
+  if (const auto thinking = absl::GetFlag(FLAGS_enable_thinking))
+    request.mutable_chat()->set_enable_thinking(*thinking);
+  if (const auto system = absl::GetFlag(FLAGS_system))
+    AddMessage(request.mutable_chat(), "system", *system);
   Client client(AddressFlag());
   const auto message = absl::GetFlag(FLAGS_message);
   if (!message) return Converse(&client, &request);

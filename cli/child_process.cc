@@ -19,7 +19,8 @@ namespace {
 
 // Runs in the child between fork and exec: only async-signal-safe calls.
 [[noreturn]] void Exec(char* const* argv, pid_t parent, int error_fd) {
-  setpgid(0, 0);  // Ctrl-C in the terminal reaches `serve` only, which then stops its children in order
+  setpgid(
+      0, 0);  // Ctrl-C in the terminal reaches `serve` only, which then stops its children in order
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != parent) _exit(127);
   execv(argv[0], argv);
@@ -30,12 +31,14 @@ namespace {
 
 }  // namespace
 
-absl::StatusOr<ChildProcess> ChildProcess::Start(std::string name, const std::vector<std::string>& argv) {
+absl::StatusOr<ChildProcess> ChildProcess::Start(std::string name,
+                                                 const std::vector<std::string>& argv) {
   std::vector<char*> pointers;
   for (const std::string& word : argv) pointers.push_back(const_cast<char*>(word.c_str()));
   pointers.push_back(nullptr);
   int error_pipe[2];
-  if (pipe2(error_pipe, O_CLOEXEC) != 0) return absl::InternalError(absl::StrCat("pipe: ", std::strerror(errno)));
+  if (pipe2(error_pipe, O_CLOEXEC) != 0)
+    return absl::InternalError(absl::StrCat("pipe: ", std::strerror(errno)));
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid == 0) Exec(pointers.data(), parent, error_pipe[1]);
@@ -45,7 +48,8 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(std::string name, const std::ve
   close(error_pipe[0]);
   if (!failed) return ChildProcess(std::move(name), pid);
   if (pid > 0) waitpid(pid, nullptr, 0);
-  return absl::InternalError(absl::StrCat("start ", argv[0], ": ", std::strerror(pid < 0 ? errno : error)));
+  return absl::InternalError(
+      absl::StrCat("start ", argv[0], ": ", std::strerror(pid < 0 ? errno : error)));
 }
 
 ChildProcess::ChildProcess(ChildProcess&& other) noexcept

@@ -1,6 +1,7 @@
 #pragma once
 
-// A child process of `baton serve`: started, watched, stopped. It is told to stop when its parent dies, however that happens.
+// A child process of `baton serve`: started, watched, stopped. It is told to stop when its parent
+// dies, however that happens.
 
 #include <sys/types.h>
 

@@ -1,12 +1,13 @@
 #include "cli/client.h"
 
-#include <grpcpp/grpcpp.h>
-
 #include <atomic>
 #include <csignal>
 #include <cstdio>
 
+#include <grpcpp/grpcpp.h>
+
 #include "absl/time/clock.h"
+
 #include "baton/v1/generation.grpc.pb.h"
 
 namespace baton::cli {
@@ -18,7 +19,8 @@ constexpr int kMaxMessageBytes = 16 << 20;
 std::atomic<grpc::ClientContext*> g_running_call{nullptr};
 
 void CancelRunningCall(int) {
-  // TryCancel takes locks, which a signal handler must not; a second Ctrl-C therefore ends the process at once.
+  // TryCancel takes locks, which a signal handler must not; a second Ctrl-C therefore ends the
+  // process at once.
   if (grpc::ClientContext* const call = g_running_call.exchange(nullptr)) {
     call->TryCancel();
   } else {
@@ -36,8 +38,10 @@ void Collect(const v1::GenerateResponse& message, Answer* answer) {
   if (answer->choices.size() <= message.index()) answer->choices.resize(message.index() + 1);
   Answer::Choice& choice = answer->choices[message.index()];
   choice.text += message.text();
-  choice.token_ids.insert(choice.token_ids.end(), message.token_ids().begin(), message.token_ids().end());
-  choice.logprobs.insert(choice.logprobs.end(), message.logprobs().begin(), message.logprobs().end());
+  choice.token_ids.insert(choice.token_ids.end(), message.token_ids().begin(),
+                          message.token_ids().end());
+  choice.logprobs.insert(choice.logprobs.end(), message.logprobs().begin(),
+                         message.logprobs().end());
   answer->request_id = message.request_id();
   if (!message.has_finished()) return;
   choice.finished = message.finished();
@@ -57,14 +61,17 @@ Client::Client(const std::string& address) : impl_(std::make_unique<Impl>()) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
-  impl_->channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  impl_->channel =
+      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
   impl_->stub = v1::Generation::NewStub(impl_->channel);
 }
 
 Client::~Client() = default;
 
-absl::StatusOr<Answer> Client::Generate(const v1::GenerateRequest& request, absl::Duration timeout,
-                                        const std::function<void(const v1::GenerateResponse&)>& on_delta) {
+absl::StatusOr<Answer> Client::Generate(
+    const v1::GenerateRequest& request,
+    absl::Duration timeout,
+    const std::function<void(const v1::GenerateResponse&)>& on_delta) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   g_running_call = &context;

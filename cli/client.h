@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+
 #include "baton/v1/generation.pb.h"
 
 namespace baton::cli {
@@ -38,7 +39,8 @@ class Client {
   ~Client();
 
   // Streams an answer; `on_delta` sees each piece of text as it arrives. Ctrl-C cancels the call.
-  absl::StatusOr<Answer> Generate(const v1::GenerateRequest& request, absl::Duration timeout,
+  absl::StatusOr<Answer> Generate(const v1::GenerateRequest& request,
+                                  absl::Duration timeout,
                                   const std::function<void(const v1::GenerateResponse&)>& on_delta);
   absl::StatusOr<v1::GetStatusResponse> GetStatus(absl::Duration timeout);
   // True once the router says SERVING.

@@ -1,6 +1,7 @@
 #pragma once
 
-// One function per command of `baton`. argv[0] is the command's name. Returns the process's exit code.
+// One function per command of `baton`. argv[0] is the command's name. Returns the process's exit
+// code.
 
 namespace baton::cli {
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/string_view.h"
+
 #include "cli/commands.h"
 #include "engine/base/version.h"
 
@@ -26,8 +27,12 @@ constexpr Command kCommands[] = {
 };
 
 int PrintHelp(FILE* out) {
-  std::fprintf(out, "baton %s: serves Qwen3-family models with separate prefill and decode workers.\n\nCommands:\n", base::kVersion);
-  for (const Command& command : kCommands) std::fprintf(out, "  %-10s %s\n", command.name, command.help);
+  std::fprintf(out,
+               "baton %s: serves Qwen3-family models with separate prefill and decode "
+               "workers.\n\nCommands:\n",
+               base::kVersion);
+  for (const Command& command : kCommands)
+    std::fprintf(out, "  %-10s %s\n", command.name, command.help);
   std::fprintf(out, "\nbaton COMMAND --help lists its flags.\n");
   return out == stdout ? 0 : 2;
 }

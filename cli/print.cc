@@ -4,8 +4,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "cli/client.h"
 #include "nlohmann/json.hpp"
+
+#include "cli/client.h"
 
 namespace baton::cli {
 namespace {
@@ -14,9 +15,12 @@ using Json = nlohmann::ordered_json;
 
 std::string ReasonName(v1::FinishReason reason) {
   switch (reason) {
-    case v1::FINISH_REASON_STOP: return "stop";
-    case v1::FINISH_REASON_LENGTH: return "length";
-    default: return "unspecified";
+    case v1::FINISH_REASON_STOP:
+      return "stop";
+    case v1::FINISH_REASON_LENGTH:
+      return "length";
+    default:
+      return "unspecified";
   }
 }
 
@@ -24,14 +28,17 @@ Json LogprobsJson(const std::vector<v1::TokenLogprob>& logprobs) {
   Json list = Json::array();
   for (const v1::TokenLogprob& token : logprobs) {
     Json top = Json::array();
-    for (const v1::TopLogprob& other : token.top()) top.push_back({{"token_id", other.token_id()}, {"logprob", other.logprob()}});
+    for (const v1::TopLogprob& other : token.top())
+      top.push_back({{"token_id", other.token_id()}, {"logprob", other.logprob()}});
     list.push_back({{"token_id", token.token_id()}, {"logprob", token.logprob()}, {"top", top}});
   }
   return list;
 }
 
 Json ChoiceJson(const Answer::Choice& choice) {
-  Json json = {{"text", choice.text}, {"token_ids", choice.token_ids}, {"finish_reason", ReasonName(choice.finished.reason())}};
+  Json json = {{"text", choice.text},
+               {"token_ids", choice.token_ids},
+               {"finish_reason", ReasonName(choice.finished.reason())}};
   if (choice.finished.has_stop_string()) json["stop_string"] = choice.finished.stop_string();
   if (choice.finished.has_stop_token_id()) json["stop_token_id"] = choice.finished.stop_token_id();
   if (!choice.logprobs.empty()) json["logprobs"] = LogprobsJson(choice.logprobs);
@@ -70,7 +77,9 @@ Json TimingsJson(const Answer& answer) {
 
 double TokensPerSecond(const Answer& answer) {
   const double seconds = answer.timings.e2e_s() - answer.timings.ttft_s();
-  return seconds > 0 && answer.usage.completion_tokens() > 1 ? (answer.usage.completion_tokens() - 1) / seconds : 0;
+  return seconds > 0 && answer.usage.completion_tokens() > 1
+             ? (answer.usage.completion_tokens() - 1) / seconds
+             : 0;
 }
 
 }  // namespace
@@ -79,7 +88,8 @@ std::string AnswerJson(const Answer& answer) {
   Json json = answer.choices.size() == 1 ? ChoiceJson(answer.choices[0]) : Json::object();
   if (answer.choices.size() != 1) {
     json["choices"] = Json::array();
-    for (const Answer::Choice& choice : answer.choices) json["choices"].push_back(ChoiceJson(choice));
+    for (const Answer::Choice& choice : answer.choices)
+      json["choices"].push_back(ChoiceJson(choice));
   }
   json["usage"] = UsageJson(answer.usage);
   json["timings"] = TimingsJson(answer);
@@ -97,12 +107,15 @@ std::string AnswerTable(const Answer& answer) {
       "  tokens/s         %.1f\n"
       "  KV handed over   %s\n"
       "  workers          prefill %s, decode %s\n",
-      answer.usage.prompt_tokens(), answer.usage.cached_prompt_tokens(), answer.usage.completion_tokens(), 1e3 * t.ttft_s(),
-      1e3 * t.tokenize_s(), 1e3 * t.queue_s(), 1e3 * t.prefill_s(), 1e3 * t.itl_mean_s(), TokensPerSecond(answer),
+      answer.usage.prompt_tokens(), answer.usage.cached_prompt_tokens(),
+      answer.usage.completion_tokens(), 1e3 * t.ttft_s(), 1e3 * t.tokenize_s(), 1e3 * t.queue_s(),
+      1e3 * t.prefill_s(), 1e3 * t.itl_mean_s(), TokensPerSecond(answer),
       t.kv_transport().empty()
           ? "nothing"
-          : absl::StrFormat("%d bytes over %s (%.1f ms not hidden by compute)", t.kv_bytes(), t.kv_transport(), 1e3 * t.handover_exposed_s()),
-      t.prefill_worker().empty() ? "-" : t.prefill_worker(), t.decode_worker().empty() ? "-" : t.decode_worker());
+          : absl::StrFormat("%d bytes over %s (%.1f ms not hidden by compute)", t.kv_bytes(),
+                            t.kv_transport(), 1e3 * t.handover_exposed_s()),
+      t.prefill_worker().empty() ? "-" : t.prefill_worker(),
+      t.decode_worker().empty() ? "-" : t.decode_worker());
 }
 
 int PrintFailure(absl::string_view what, const absl::Status& status) {

@@ -21,6 +21,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/types/optional.h"
+
 #include "cli/child_process.h"
 #include "cli/client.h"
 #include "cli/commands.h"
@@ -32,16 +33,33 @@
 ABSL_FLAG(std::string, model, "", "Hugging Face directory or GGUF file.");
 ABSL_FLAG(int32_t, prefill, 1, "Number of prefill workers (none in topology single).");
 ABSL_FLAG(int32_t, decode, 1, "Number of decode workers.");
-ABSL_FLAG(std::string, topology, "pd", "pd: prefill and decode workers. single: decode workers that prefill locally.");
+ABSL_FLAG(std::string,
+          topology,
+          "pd",
+          "pd: prefill and decode workers. single: decode workers that prefill locally.");
 ABSL_FLAG(int32_t, grpc_port, 50051, "Port of the router's gRPC API; 0 picks a free one.");
-ABSL_FLAG(int32_t, http_port, 8000, "Port of the router's HTTP pages (/metrics, /health, /ready); 0 picks a free one.");
-ABSL_FLAG(std::string, host, "127.0.0.1", "Address the router listens on. Workers listen on 127.0.0.1 only.");
+ABSL_FLAG(int32_t,
+          http_port,
+          8000,
+          "Port of the router's HTTP pages (/metrics, /health, /ready); 0 picks a free one.");
+ABSL_FLAG(std::string,
+          host,
+          "127.0.0.1",
+          "Address the router listens on. Workers listen on 127.0.0.1 only.");
 ABSL_FLAG(std::string, port_file, "", "File that gets the router's ports as JSON once it serves.");
-ABSL_FLAG(absl::Duration, ready_timeout, absl::Minutes(10), "Longest start: after it everything is stopped again.");
-ABSL_FLAG(absl::Duration, stop_grace, absl::Seconds(30), "How long running answers may take to finish after Ctrl-C.");
+ABSL_FLAG(absl::Duration,
+          ready_timeout,
+          absl::Minutes(10),
+          "Longest start: after it everything is stopped again.");
+ABSL_FLAG(absl::Duration,
+          stop_grace,
+          absl::Seconds(30),
+          "How long running answers may take to finish after Ctrl-C.");
 
-// Passed on as they are, and only when given: their defaults are written in the workers and the router.
-#define BATON_PASSED_ON(name, help) ABSL_FLAG(absl::optional<std::string>, name, absl::nullopt, help)
+// Passed on as they are, and only when given: their defaults are written in the workers and the
+// router.
+#define BATON_PASSED_ON(name, help) \
+  ABSL_FLAG(absl::optional<std::string>, name, absl::nullopt, help)
 BATON_PASSED_ON(device, "auto, cpu, cuda or ref: where workers compute.");
 BATON_PASSED_ON(weight_dtype, "auto, f32, bf16, int8 or q4: what weights compute in.");
 BATON_PASSED_ON(kv_dtype, "auto, fp8, fp8_dynamic, bf16 or f32: format of the KV cache.");
@@ -65,21 +83,30 @@ namespace {
 using OptionalFlag = std::pair<const char*, const absl::Flag<absl::optional<std::string>>*>;
 
 const std::vector<OptionalFlag>& WorkerFlags() {
-  static const auto* const flags = new std::vector<OptionalFlag>{
-      {"device", &FLAGS_device},           {"weight-dtype", &FLAGS_weight_dtype},   {"kv-dtype", &FLAGS_kv_dtype},
-      {"kv-cache-bytes", &FLAGS_kv_cache_bytes}, {"num-blocks", &FLAGS_num_blocks}, {"max-model-len", &FLAGS_max_model_len},
-      {"chunk-tokens", &FLAGS_chunk_tokens}, {"threads", &FLAGS_threads},           {"cpu-isa", &FLAGS_cpu_isa},
-      {"kv-transport", &FLAGS_kv_transport}, {"served-model-name", &FLAGS_served_model_name}, {"log-level", &FLAGS_log_level},
-      {"drain-timeout", &FLAGS_drain_timeout}};
+  static const auto* const flags =
+      new std::vector<OptionalFlag>{{"device", &FLAGS_device},
+                                    {"weight-dtype", &FLAGS_weight_dtype},
+                                    {"kv-dtype", &FLAGS_kv_dtype},
+                                    {"kv-cache-bytes", &FLAGS_kv_cache_bytes},
+                                    {"num-blocks", &FLAGS_num_blocks},
+                                    {"max-model-len", &FLAGS_max_model_len},
+                                    {"chunk-tokens", &FLAGS_chunk_tokens},
+                                    {"threads", &FLAGS_threads},
+                                    {"cpu-isa", &FLAGS_cpu_isa},
+                                    {"kv-transport", &FLAGS_kv_transport},
+                                    {"served-model-name", &FLAGS_served_model_name},
+                                    {"log-level", &FLAGS_log_level},
+                                    {"drain-timeout", &FLAGS_drain_timeout}};
   return *flags;
 }
 
 const std::vector<OptionalFlag>& RouterFlags() {
-  static const auto* const flags = new std::vector<OptionalFlag>{{"served-model-name", &FLAGS_served_model_name},
-                                                                 {"chat-template", &FLAGS_chat_template},
-                                                                 {"max-model-len", &FLAGS_max_model_len},
-                                                                 {"log-level", &FLAGS_log_level},
-                                                                 {"drain-timeout", &FLAGS_drain_timeout}};
+  static const auto* const flags =
+      new std::vector<OptionalFlag>{{"served-model-name", &FLAGS_served_model_name},
+                                    {"chat-template", &FLAGS_chat_template},
+                                    {"max-model-len", &FLAGS_max_model_len},
+                                    {"log-level", &FLAGS_log_level},
+                                    {"drain-timeout", &FLAGS_drain_timeout}};
   return *flags;
 }
 
@@ -115,40 +142,50 @@ std::optional<Ports> ReadPorts(const std::string& path) {
 std::string BinaryDir() {
   char path[PATH_MAX];
   const ssize_t size = readlink("/proc/self/exe", path, sizeof(path));
-  return size > 0 ? std::filesystem::path(std::string(path, static_cast<size_t>(size))).parent_path().string() : ".";
+  return size > 0 ? std::filesystem::path(std::string(path, static_cast<size_t>(size)))
+                        .parent_path()
+                        .string()
+                  : ".";
 }
 
-// Everything that runs for one `serve`. The destructor stops what is left, newest first: the router before its workers.
+// Everything that runs for one `serve`. The destructor stops what is left, newest first: the router
+// before its workers.
 class Deployment {
  public:
   static absl::StatusOr<std::unique_ptr<Deployment>> Create() {
     std::string dir = (std::filesystem::temp_directory_path() / "baton-serve-XXXXXX").string();
-    if (mkdtemp(dir.data()) == nullptr) return absl::InternalError("cannot make a directory for port files");
+    if (mkdtemp(dir.data()) == nullptr)
+      return absl::InternalError("cannot make a directory for port files");
     return std::unique_ptr<Deployment>(new Deployment(dir));
   }
 
   ~Deployment() {
-    for (auto child = children_.rbegin(); child != children_.rend(); ++child) child->Stop(absl::GetFlag(FLAGS_stop_grace));
+    for (auto child = children_.rbegin(); child != children_.rend(); ++child)
+      child->Stop(absl::GetFlag(FLAGS_stop_grace));
     std::error_code ignored;
     std::filesystem::remove_all(dir_, ignored);
   }
 
   absl::Status StartWorkers() {
     const bool single = absl::GetFlag(FLAGS_topology) == "single";
-    for (int i = 0; !single && i < absl::GetFlag(FLAGS_prefill); ++i) BATON_RETURN_IF_ERROR(StartWorker("prefill", i));
-    for (int i = 0; i < absl::GetFlag(FLAGS_decode); ++i) BATON_RETURN_IF_ERROR(StartWorker("decode", i));
+    for (int i = 0; !single && i < absl::GetFlag(FLAGS_prefill); ++i)
+      BATON_RETURN_IF_ERROR(StartWorker("prefill", i));
+    for (int i = 0; i < absl::GetFlag(FLAGS_decode); ++i)
+      BATON_RETURN_IF_ERROR(StartWorker("decode", i));
     return absl::OkStatus();
   }
 
   absl::Status StartRouter() {
-    std::vector<std::string> argv = {BinaryDir() + "/baton-router",
-                                     "--model=" + absl::GetFlag(FLAGS_model),
-                                     "--topology=" + absl::GetFlag(FLAGS_topology),
-                                     absl::StrCat("--listen=", absl::GetFlag(FLAGS_host), ":", absl::GetFlag(FLAGS_grpc_port)),
-                                     absl::StrCat("--http-port=", absl::GetFlag(FLAGS_http_port)),
-                                     "--port-file=" + dir_ + "/router.json",
-                                     "--decode=" + absl::StrJoin(decode_addresses_, ",")};
-    if (!prefill_addresses_.empty()) argv.push_back("--prefill=" + absl::StrJoin(prefill_addresses_, ","));
+    std::vector<std::string> argv = {
+        BinaryDir() + "/baton-router",
+        "--model=" + absl::GetFlag(FLAGS_model),
+        "--topology=" + absl::GetFlag(FLAGS_topology),
+        absl::StrCat("--listen=", absl::GetFlag(FLAGS_host), ":", absl::GetFlag(FLAGS_grpc_port)),
+        absl::StrCat("--http-port=", absl::GetFlag(FLAGS_http_port)),
+        "--port-file=" + dir_ + "/router.json",
+        "--decode=" + absl::StrJoin(decode_addresses_, ",")};
+    if (!prefill_addresses_.empty())
+      argv.push_back("--prefill=" + absl::StrJoin(prefill_addresses_, ","));
     AppendGiven(RouterFlags(), &argv);
     return Start("router", argv, &router_);
   }
@@ -170,7 +207,8 @@ class Deployment {
     });
     if (serving) return absl::OkStatus();
     if (!dead.empty()) return absl::UnavailableError(dead);
-    return g_stop ? absl::CancelledError("stopped") : absl::DeadlineExceededError("not serving within --ready-timeout");
+    return g_stop ? absl::CancelledError("stopped")
+                  : absl::DeadlineExceededError("not serving within --ready-timeout");
   }
 
   const Ports& router() const { return router_; }
@@ -180,7 +218,8 @@ class Deployment {
 
   absl::Status StartWorker(const std::string& role, int index) {
     const std::string name = absl::StrCat(role, "-", index);
-    std::vector<std::string> argv = {absl::StrCat(BinaryDir(), "/baton-", role), "--model=" + absl::GetFlag(FLAGS_model),
+    std::vector<std::string> argv = {absl::StrCat(BinaryDir(), "/baton-", role),
+                                     "--model=" + absl::GetFlag(FLAGS_model),
                                      "--listen=127.0.0.1:0", "--http-port=0",
                                      absl::StrCat("--port-file=", dir_, "/", name, ".json")};
     AppendGiven(WorkerFlags(), &argv);
@@ -188,11 +227,13 @@ class Deployment {
     if (role == "decode" && max_batch) argv.push_back("--max-batch=" + *max_batch);
     Ports ports;
     BATON_RETURN_IF_ERROR(Start(name, argv, &ports));
-    (role == "prefill" ? prefill_addresses_ : decode_addresses_).push_back(absl::StrCat("127.0.0.1:", ports.grpc));
+    (role == "prefill" ? prefill_addresses_ : decode_addresses_)
+        .push_back(absl::StrCat("127.0.0.1:", ports.grpc));
     return absl::OkStatus();
   }
 
-  // Starts a child and waits until it has written its ports: it listens from then on, though it may still be loading.
+  // Starts a child and waits until it has written its ports: it listens from then on, though it may
+  // still be loading.
   absl::Status Start(const std::string& name, const std::vector<std::string>& argv, Ports* ports) {
     BATON_ASSIGN_OR_RETURN(ChildProcess child, ChildProcess::Start(name, argv));
     children_.push_back(std::move(child));
@@ -203,11 +244,14 @@ class Deployment {
         *ports = *found;
         return absl::OkStatus();
       }
-      if (!children_.back().Running()) return absl::UnavailableError(absl::StrCat(name, " ended with ", children_.back().exit_text()));
+      if (!children_.back().Running())
+        return absl::UnavailableError(
+            absl::StrCat(name, " ended with ", children_.back().exit_text()));
       if (g_stop) return absl::CancelledError("stopped");
       absl::SleepFor(absl::Milliseconds(10));
     }
-    return absl::DeadlineExceededError(absl::StrCat(name, " has not opened its port within --ready-timeout"));
+    return absl::DeadlineExceededError(
+        absl::StrCat(name, " has not opened its port within --ready-timeout"));
   }
 
   const std::string dir_;
@@ -218,13 +262,16 @@ class Deployment {
 };
 
 absl::Status Validate() {
-  if (absl::GetFlag(FLAGS_model).empty()) return absl::InvalidArgumentError("--model: needs a Hugging Face directory or a GGUF file");
+  if (absl::GetFlag(FLAGS_model).empty())
+    return absl::InvalidArgumentError("--model: needs a Hugging Face directory or a GGUF file");
   const std::string topology = absl::GetFlag(FLAGS_topology);
   if (topology != "pd" && topology != "single") {
-    return absl::InvalidArgumentError(absl::StrCat("--topology=\"", topology, "\": accepted are pd, single"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--topology=\"", topology, "\": accepted are pd, single"));
   }
   if (absl::GetFlag(FLAGS_decode) < 1) return absl::InvalidArgumentError("--decode: at least 1");
-  if (topology == "pd" && absl::GetFlag(FLAGS_prefill) < 1) return absl::InvalidArgumentError("--prefill: at least 1 in topology pd");
+  if (topology == "pd" && absl::GetFlag(FLAGS_prefill) < 1)
+    return absl::InvalidArgumentError("--prefill: at least 1 in topology pd");
   return absl::OkStatus();
 }
 
@@ -232,10 +279,12 @@ absl::Status WritePortFile(const Ports& ports) {
   const std::string path = absl::GetFlag(FLAGS_port_file);
   if (path.empty()) return absl::OkStatus();
   const std::string temporary = path + ".tmp";
-  std::ofstream(temporary) << absl::StrCat("{\"grpc\": ", ports.grpc, ", \"http\": ", ports.http, "}\n");
+  std::ofstream(temporary) << absl::StrCat("{\"grpc\": ", ports.grpc, ", \"http\": ", ports.http,
+                                           "}\n");
   std::error_code error;
   std::filesystem::rename(temporary, path, error);
-  return error ? absl::InternalError(absl::StrCat("--port-file=", path, ": ", error.message())) : absl::OkStatus();
+  return error ? absl::InternalError(absl::StrCat("--port-file=", path, ": ", error.message()))
+               : absl::OkStatus();
 }
 
 absl::Status Serve() {
@@ -245,11 +294,13 @@ absl::Status Serve() {
   BATON_RETURN_IF_ERROR(deployment->StartRouter());
   BATON_RETURN_IF_ERROR(deployment->WaitUntilServing());
   BATON_RETURN_IF_ERROR(WritePortFile(deployment->router()));
-  std::printf("serving: grpc %s:%d  http %s:%d  (Ctrl-C stops)\n", absl::GetFlag(FLAGS_host).c_str(), deployment->router().grpc,
+  std::printf("serving: grpc %s:%d  http %s:%d  (Ctrl-C stops)\n",
+              absl::GetFlag(FLAGS_host).c_str(), deployment->router().grpc,
               absl::GetFlag(FLAGS_host).c_str(), deployment->router().http);
   std::fflush(stdout);
   while (!g_stop) {
-    if (const std::string dead = deployment->FindDead(); !dead.empty()) return absl::UnavailableError(dead);
+    if (const std::string dead = deployment->FindDead(); !dead.empty())
+      return absl::UnavailableError(dead);
     absl::SleepFor(absl::Milliseconds(50));
   }
   return absl::OkStatus();
@@ -258,8 +309,9 @@ absl::Status Serve() {
 }  // namespace
 
 int RunServe(int argc, char** argv) {
-  const base::FlagsOutcome flags =
-      base::HandleFlags(argc, argv, "baton serve --model PATH: starts a router, prefill and decode workers here.", {"cli/serve"});
+  const base::FlagsOutcome flags = base::HandleFlags(
+      argc, argv, "baton serve --model PATH: starts a router, prefill and decode workers here.",
+      {"cli/serve"});
   if (!flags.go_on) return flags.exit_code;
   std::signal(SIGINT, RequestStop);
   std::signal(SIGTERM, RequestStop);

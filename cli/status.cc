@@ -5,11 +5,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "google/protobuf/util/json_util.h"
+
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/common_flags.h"
 #include "engine/base/flags.h"
-#include "google/protobuf/util/json_util.h"
 
 namespace baton::cli {
 namespace {
@@ -18,30 +19,38 @@ std::string PeerText(const v1::GetStatusResponse::Worker& worker) {
   std::string text;
   for (const auto& peer : worker.peers()) {
     absl::StrAppend(&text, text.empty() ? "" : ", ", peer.transport(),
-                    peer.probe_bytes_per_second() > 0 ? absl::StrFormat(" %.1f GB/s", peer.probe_bytes_per_second() / 1e9) : "");
+                    peer.probe_bytes_per_second() > 0
+                        ? absl::StrFormat(" %.1f GB/s", peer.probe_bytes_per_second() / 1e9)
+                        : "");
   }
   return text.empty() ? "-" : text;
 }
 
 void PrintTable(const v1::GetStatusResponse& status) {
-  std::printf("baton %s  topology %s  %s  running %u  queued %u\n", status.version().c_str(), status.topology().c_str(),
-              status.serving() ? "serving" : "not serving", status.requests_in_flight(), status.requests_queued());
-  std::printf("%-8s %-22s %-9s %7s %7s %9s  %-29s %-12s %s\n", "role", "address", "state", "running", "waiting", "queue tok",
-              "KV blocks free/cached/total", "kv/weights", "transport");
+  std::printf("baton %s  topology %s  %s  running %u  queued %u\n", status.version().c_str(),
+              status.topology().c_str(), status.serving() ? "serving" : "not serving",
+              status.requests_in_flight(), status.requests_queued());
+  std::printf("%-8s %-22s %-9s %7s %7s %9s  %-29s %-12s %s\n", "role", "address", "state",
+              "running", "waiting", "queue tok", "KV blocks free/cached/total", "kv/weights",
+              "transport");
   for (const auto& worker : status.workers()) {
-    std::printf("%-8s %-22s %-9s %7u %7u %9lu  %-29s %-12s %s\n", worker.role().c_str(), worker.address().c_str(),
-                worker.state().c_str(), worker.requests_running(), worker.requests_waiting(),
-                static_cast<unsigned long>(worker.queue_tokens()),
-                absl::StrFormat("%d/%d/%d", worker.kv_blocks_free(), worker.kv_blocks_cached(), worker.kv_blocks_total()).c_str(),
-                absl::StrCat(worker.kv_dtype(), "/", worker.weight_dtype()).c_str(), PeerText(worker).c_str());
+    std::printf("%-8s %-22s %-9s %7u %7u %9lu  %-29s %-12s %s\n", worker.role().c_str(),
+                worker.address().c_str(), worker.state().c_str(), worker.requests_running(),
+                worker.requests_waiting(), static_cast<unsigned long>(worker.queue_tokens()),
+                absl::StrFormat("%d/%d/%d", worker.kv_blocks_free(), worker.kv_blocks_cached(),
+                                worker.kv_blocks_total())
+                    .c_str(),
+                absl::StrCat(worker.kv_dtype(), "/", worker.weight_dtype()).c_str(),
+                PeerText(worker).c_str());
   }
 }
 
 }  // namespace
 
 int RunStatus(int argc, char** argv) {
-  const base::FlagsOutcome flags =
-      base::HandleFlags(argc, argv, "baton status --address HOST:PORT: workers, load, KV use and transports.", {"cli/common_flags"});
+  const base::FlagsOutcome flags = base::HandleFlags(
+      argc, argv, "baton status --address HOST:PORT: workers, load, KV use and transports.",
+      {"cli/common_flags"});
   if (!flags.go_on) return flags.exit_code;
   Client client(AddressFlag());
   const absl::StatusOr<v1::GetStatusResponse> status = client.GetStatus(absl::Seconds(5));

@@ -17,7 +17,8 @@ namespace baton::base {
 namespace {
 
 absl::Status Failed(absl::string_view what, size_t size) {
-  return absl::ResourceExhaustedError(absl::StrCat(what, ": bytes=", size, " error=", std::strerror(errno)));
+  return absl::ResourceExhaustedError(
+      absl::StrCat(what, ": bytes=", size, " error=", std::strerror(errno)));
 }
 
 absl::StatusOr<uint8_t*> Map(size_t size, int flags, int fd) {
@@ -39,7 +40,8 @@ absl::StatusOr<Buffer> Buffer::Allocate(size_t size) {
 absl::StatusOr<Buffer> Buffer::AllocateShared(absl::string_view name, size_t size) {
   const int fd = memfd_create(std::string(name).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return Failed("memfd_create", size);
-  if (ftruncate(fd, static_cast<off_t>(size)) != 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+  if (ftruncate(fd, static_cast<off_t>(size)) != 0 ||
+      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
     absl::Status status = Failed("size memfd", size);
     close(fd);
     return status;
@@ -57,8 +59,8 @@ absl::StatusOr<Buffer> Buffer::MapShared(int fd, size_t size) {
   if (fstat(fd, &info) != 0) return Failed("stat shared memory", size);
   const int seals = fcntl(fd, F_GET_SEALS);
   if (static_cast<uint64_t>(info.st_size) < size || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("shared memory: need_bytes=", size, " file_bytes=", info.st_size, " seals=", seals));
+    return absl::InvalidArgumentError(absl::StrCat("shared memory: need_bytes=", size,
+                                                   " file_bytes=", info.st_size, " seals=", seals));
   }
   const int own_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (own_fd < 0) return Failed("dup shared memory", size);
@@ -71,7 +73,9 @@ absl::StatusOr<Buffer> Buffer::MapShared(int fd, size_t size) {
 }
 
 Buffer::Buffer(Buffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), fd_(std::exchange(other.fd_, -1)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      fd_(std::exchange(other.fd_, -1)) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this == &other) return *this;

@@ -17,13 +17,13 @@ class Buffer {
   // Private to the process.
   // Errors: RESOURCE_EXHAUSTED when the memory cannot be mapped.
   static absl::StatusOr<Buffer> Allocate(size_t size);
-  // Backed by a memfd, so that another process can map it once the descriptor has been passed to it;
-  // nothing is left behind when the process is killed. `name` shows in /proc only.
-  // Errors: RESOURCE_EXHAUSTED.
+  // Backed by a memfd, so that another process can map it once the descriptor has been passed to
+  // it; nothing is left behind when the process is killed. `name` shows in /proc only. Errors:
+  // RESOURCE_EXHAUSTED.
   static absl::StatusOr<Buffer> AllocateShared(absl::string_view name, size_t size);
   // Maps a memfd received from another process. Takes no ownership of `fd`.
-  // Errors: INVALID_ARGUMENT when the file is smaller than `size` (a later access would be SIGBUS) or not sealed against
-  // shrinking.
+  // Errors: INVALID_ARGUMENT when the file is smaller than `size` (a later access would be SIGBUS)
+  // or not sealed against shrinking.
   static absl::StatusOr<Buffer> MapShared(int fd, size_t size);
 
   Buffer() = default;

@@ -12,9 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
+#include "yaml-cpp/yaml.h"
+
 #include "engine/base/status_macros.h"
 #include "engine/base/version.h"
-#include "yaml-cpp/yaml.h"
 
 namespace baton::base {
 namespace {
@@ -26,7 +27,8 @@ FlagMap OurFlags(const std::vector<std::string>& sources) {
   for (const auto& [name, flag] : absl::GetAllFlags()) {
     const std::string file = flag->Filename();
     if (absl::StrContains(file, "absl/")) continue;
-    const bool wanted = sources.empty() || std::any_of(sources.begin(), sources.end(), [&](const std::string& source) {
+    const bool wanted = sources.empty() ||
+                        std::any_of(sources.begin(), sources.end(), [&](const std::string& source) {
                           return absl::StrContains(file, source);
                         });
     if (wanted) ours[std::string(name)] = flag;
@@ -42,8 +44,9 @@ bool IsBool(const absl::CommandLineFlag& flag) { return flag.IsOfType<bool>(); }
 absl::Status Set(absl::CommandLineFlag* flag, absl::string_view value, absl::string_view where) {
   std::string error;
   if (flag->ParseFrom(value, &error)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(where, "\"", value, "\": ", error.empty() ? "not a value of this flag" : error,
-                                                 error.empty() ? absl::StrCat(" (", flag->Help(), ")") : ""));
+  return absl::InvalidArgumentError(
+      absl::StrCat(where, "\"", value, "\": ", error.empty() ? "not a value of this flag" : error,
+                   error.empty() ? absl::StrCat(" (", flag->Help(), ")") : ""));
 }
 
 absl::Status SetFromEnvironment(const FlagMap& flags) {
@@ -61,11 +64,13 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ReadYaml(const 
   std::vector<std::pair<std::string, std::string>> entries;
   try {
     const YAML::Node root = YAML::LoadFile(path);
-    if (!root.IsMap()) return absl::InvalidArgumentError(absl::StrCat(path, ": must be a map of flag names"));
+    if (!root.IsMap())
+      return absl::InvalidArgumentError(absl::StrCat(path, ": must be a map of flag names"));
     for (const auto& item : root) {
       std::string value;
       if (item.second.IsSequence()) {
-        for (const auto& element : item.second) absl::StrAppend(&value, value.empty() ? "" : ",", element.as<std::string>());
+        for (const auto& element : item.second)
+          absl::StrAppend(&value, value.empty() ? "" : ",", element.as<std::string>());
       } else {
         value = item.second.as<std::string>();
       }
@@ -81,7 +86,8 @@ absl::Status SetFromFile(const FlagMap& flags, const std::string& path) {
   BATON_ASSIGN_OR_RETURN(const auto entries, ReadYaml(path));
   for (const auto& [key, value] : entries) {
     const auto found = flags.find(ToName(key));
-    if (found == flags.end()) return absl::InvalidArgumentError(absl::StrCat(path, ": unknown key \"", key, "\""));
+    if (found == flags.end())
+      return absl::InvalidArgumentError(absl::StrCat(path, ": unknown key \"", key, "\""));
     BATON_RETURN_IF_ERROR(Set(found->second, value, absl::StrCat(path, ": ", key, ": ")));
   }
   return absl::OkStatus();
@@ -96,7 +102,8 @@ struct Assignment {
 // Splits the command line into assignments and positional words.
 class CommandLine {
  public:
-  CommandLine(const FlagMap& flags, int argc, const char* const* argv) : flags_(flags), argc_(argc), argv_(argv) {}
+  CommandLine(const FlagMap& flags, int argc, const char* const* argv)
+      : flags_(flags), argc_(argc), argv_(argv) {}
 
   absl::Status Read(ParsedFlags* parsed) {
     for (int i = 1; i < argc_; ++i) {
@@ -127,7 +134,8 @@ class CommandLine {
     const std::string name = ToName(word.substr(0, equals));
     const bool has_value = equals != absl::string_view::npos;
     if (name == "config") {
-      if (!has_value && *i + 1 >= argc_) return absl::InvalidArgumentError("--config: needs a file");
+      if (!has_value && *i + 1 >= argc_)
+        return absl::InvalidArgumentError("--config: needs a file");
       config_ = has_value ? std::string(word.substr(equals + 1)) : argv_[++*i];
       return absl::OkStatus();
     }
@@ -135,16 +143,19 @@ class CommandLine {
     if (found != flags_.end()) {
       if (has_value) return Add(found->second, name, word.substr(equals + 1));
       if (IsBool(*found->second)) return Add(found->second, name, "true");
-      if (*i + 1 >= argc_) return absl::InvalidArgumentError(absl::StrCat("--", word, ": needs a value"));
+      if (*i + 1 >= argc_)
+        return absl::InvalidArgumentError(absl::StrCat("--", word, ": needs a value"));
       return Add(found->second, name, argv_[++*i]);
     }
     absl::string_view positive = name;
     if (!has_value && absl::ConsumePrefix(&positive, "no")) {
       positive = absl::StripPrefix(positive, "_");
       const auto negated = flags_.find(std::string(positive));
-      if (negated != flags_.end() && IsBool(*negated->second)) return Add(negated->second, std::string(positive), "false");
+      if (negated != flags_.end() && IsBool(*negated->second))
+        return Add(negated->second, std::string(positive), "false");
     }
-    return absl::InvalidArgumentError(absl::StrCat("unknown flag --", word.substr(0, equals), " (--help lists them)"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown flag --", word.substr(0, equals), " (--help lists them)"));
   }
 
   absl::Status Add(absl::CommandLineFlag* flag, std::string name, absl::string_view value) {
@@ -161,24 +172,30 @@ class CommandLine {
 
 }  // namespace
 
-absl::StatusOr<ParsedFlags> ParseFlags(int argc, const char* const* argv, const std::vector<std::string>& sources) {
+absl::StatusOr<ParsedFlags> ParseFlags(int argc,
+                                       const char* const* argv,
+                                       const std::vector<std::string>& sources) {
   const FlagMap flags = OurFlags(sources);
   ParsedFlags parsed;
   CommandLine line(flags, argc, argv);
   BATON_RETURN_IF_ERROR(line.Read(&parsed));
   std::string config = line.config();
-  if (const char* variable = std::getenv("BATON_CONFIG"); config.empty() && variable != nullptr) config = variable;
+  if (const char* variable = std::getenv("BATON_CONFIG"); config.empty() && variable != nullptr)
+    config = variable;
   // Lowest authority first: what is set later wins.
   if (!config.empty()) BATON_RETURN_IF_ERROR(SetFromFile(flags, config));
   BATON_RETURN_IF_ERROR(SetFromEnvironment(flags));
   for (const Assignment& assignment : line.assignments()) {
-    BATON_RETURN_IF_ERROR(Set(assignment.flag, assignment.value, absl::StrCat("--", ToDashed(assignment.name), "=")));
+    BATON_RETURN_IF_ERROR(
+        Set(assignment.flag, assignment.value, absl::StrCat("--", ToDashed(assignment.name), "=")));
   }
   return parsed;
 }
 
 std::string FlagsHelp(absl::string_view usage, const std::vector<std::string>& sources) {
-  std::string text = absl::StrCat(usage, "\n\nFlags (each also as BATON_<NAME> in the environment, or in the YAML file of --config):\n");
+  std::string text = absl::StrCat(usage,
+                                  "\n\nFlags (each also as BATON_<NAME> in the environment, or in "
+                                  "the YAML file of --config):\n");
   for (const auto& [name, flag] : OurFlags(sources)) {
     if (absl::StartsWith(name, "test_")) continue;
     const std::string value = flag->DefaultValue();
@@ -188,7 +205,10 @@ std::string FlagsHelp(absl::string_view usage, const std::vector<std::string>& s
   return text;
 }
 
-FlagsOutcome HandleFlags(int argc, const char* const* argv, absl::string_view usage, const std::vector<std::string>& sources) {
+FlagsOutcome HandleFlags(int argc,
+                         const char* const* argv,
+                         absl::string_view usage,
+                         const std::vector<std::string>& sources) {
   absl::StatusOr<ParsedFlags> parsed = ParseFlags(argc, argv, sources);
   if (!parsed.ok()) {
     std::fprintf(stderr, "%s\n", std::string(parsed.status().message()).c_str());

@@ -1,8 +1,9 @@
 #pragma once
 
-// One way to configure every process: ABSL_FLAGs, set by the command line, else by the environment, else by a YAML file.
-//   --kv-dtype=fp8 or --kv-dtype fp8   (dashes and underscores in a name are the same; --flag and --no-flag for booleans)
-//   BATON_KV_DTYPE=fp8
+// One way to configure every process: ABSL_FLAGs, set by the command line, else by the environment,
+// else by a YAML file.
+//   --kv-dtype=fp8 or --kv-dtype fp8   (dashes and underscores in a name are the same; --flag and
+//   --no-flag for booleans) BATON_KV_DTYPE=fp8
 //   --config FILE with a line  kv-dtype: fp8
 
 #include <string>
@@ -19,20 +20,26 @@ struct ParsedFlags {
   bool version = false;  // --version was given
 };
 
-// Sets the flags that were defined in files whose path contains one of `sources` (all of ours if empty).
-// Errors: INVALID_ARGUMENT naming the flag, its bad value and what is accepted; unknown flags and keys are errors.
-absl::StatusOr<ParsedFlags> ParseFlags(int argc, const char* const* argv, const std::vector<std::string>& sources);
+// Sets the flags that were defined in files whose path contains one of `sources` (all of ours if
+// empty). Errors: INVALID_ARGUMENT naming the flag, its bad value and what is accepted; unknown
+// flags and keys are errors.
+absl::StatusOr<ParsedFlags> ParseFlags(int argc,
+                                       const char* const* argv,
+                                       const std::vector<std::string>& sources);
 
 // For --help: every flag with its text and default.
 std::string FlagsHelp(absl::string_view usage, const std::vector<std::string>& sources);
 
-// What every main does with its command line: sets the flags or, after --help, --version or an error, has printed what
-// there is to say and returns the exit code.
+// What every main does with its command line: sets the flags or, after --help, --version or an
+// error, has printed what there is to say and returns the exit code.
 struct FlagsOutcome {
   bool go_on = false;
   int exit_code = 0;
   std::vector<std::string> positional;
 };
-FlagsOutcome HandleFlags(int argc, const char* const* argv, absl::string_view usage, const std::vector<std::string>& sources);
+FlagsOutcome HandleFlags(int argc,
+                         const char* const* argv,
+                         absl::string_view usage,
+                         const std::vector<std::string>& sources);
 
 }  // namespace baton::base

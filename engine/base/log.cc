@@ -11,22 +11,28 @@ namespace {
 
 spdlog::level::level_enum ToSpdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return spdlog::level::debug;
-    case LogLevel::kInfo: return spdlog::level::info;
-    case LogLevel::kWarning: return spdlog::level::warn;
-    case LogLevel::kError: return spdlog::level::err;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
   }
   return spdlog::level::info;
 }
 
 std::shared_ptr<spdlog::logger> MakeLogger(const std::string& name) {
-  auto logger = std::make_shared<spdlog::logger>(name, std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  auto logger =
+      std::make_shared<spdlog::logger>(name, std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger->set_pattern("%Y-%m-%dT%H:%M:%S.%eZ %l %n: %v", spdlog::pattern_time_type::utc);
   logger->flush_on(spdlog::level::info);
   return logger;
 }
 
-// Shared because spdlog hands loggers out only so; replaced once, by InitLogging, before any thread starts.
+// Shared because spdlog hands loggers out only so; replaced once, by InitLogging, before any thread
+// starts.
 std::shared_ptr<spdlog::logger>& Logger() {
   static auto* const logger = new std::shared_ptr<spdlog::logger>(MakeLogger("baton"));
   return *logger;
@@ -51,7 +57,8 @@ std::string LogField(absl::string_view key, absl::string_view value) {
 }
 
 void CheckFailed(const char* file, int line, const char* condition, absl::string_view message) {
-  LogLine(LogLevel::kError, absl::StrCat("check failed: ", condition, " ", message, " at ", file, ":", line));
+  LogLine(LogLevel::kError,
+          absl::StrCat("check failed: ", condition, " ", message, " at ", file, ":", line));
   std::abort();
 }
 

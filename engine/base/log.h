@@ -12,7 +12,8 @@ namespace baton {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
-// Called once, first thing in main. `process` ("router", "prefill", "decode", "baton") starts every line.
+// Called once, first thing in main. `process` ("router", "prefill", "decode", "baton") starts every
+// line.
 void InitLogging(absl::string_view process, LogLevel min_level);
 
 // Thread-safe. Before InitLogging, goes to stderr at kInfo.
@@ -25,15 +26,19 @@ std::string LogField(absl::string_view key, const Number& value) {
   return LogField(key, absl::string_view(absl::StrCat(value)));
 }
 
-[[noreturn]] void CheckFailed(const char* file, int line, const char* condition, absl::string_view message);
+[[noreturn]] void CheckFailed(const char* file,
+                              int line,
+                              const char* condition,
+                              absl::string_view message);
 
 }  // namespace baton
 
-#define BATON_LOG(level, ...) ::baton::LogLine(::baton::LogLevel::k##level, ::absl::StrCat(__VA_ARGS__))
+#define BATON_LOG(level, ...) \
+  ::baton::LogLine(::baton::LogLevel::k##level, ::absl::StrCat(__VA_ARGS__))
 
 // For our own bugs only. What came through a socket, a file or a flag is answered with a Status.
-#define BATON_CHECK(condition, ...)                                                              \
-  do {                                                                                           \
-    if (!(condition)) [[unlikely]]                                                               \
-      ::baton::CheckFailed(__FILE__, __LINE__, #condition, ::absl::StrCat("" __VA_ARGS__));      \
+#define BATON_CHECK(condition, ...)                                                         \
+  do {                                                                                      \
+    if (!(condition)) [[unlikely]]                                                          \
+      ::baton::CheckFailed(__FILE__, __LINE__, #condition, ::absl::StrCat("" __VA_ARGS__)); \
   } while (0)

@@ -7,13 +7,14 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
-#include "engine/base/log.h"
-#include "engine/base/process_stats.h"
 #include "prometheus/counter.h"
 #include "prometheus/gauge.h"
 #include "prometheus/histogram.h"
 #include "prometheus/registry.h"
 #include "prometheus/text_serializer.h"
+
+#include "engine/base/log.h"
+#include "engine/base/process_stats.h"
 
 namespace baton::base {
 namespace {

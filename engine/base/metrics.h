@@ -9,6 +9,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+
 #include "engine/base/metrics_table.h"
 
 namespace prometheus {

@@ -1,7 +1,7 @@
 #pragma once
 
-// An annotated wrapper over std::mutex. Thread sanitizer cannot see into the packaged absl::Mutex, so ours is used
-// everywhere; clang's -Wthread-safety reads the annotations (preset lint).
+// An annotated wrapper over std::mutex. Thread sanitizer cannot see into the packaged absl::Mutex,
+// so ours is used everywhere; clang's -Wthread-safety reads the annotations (preset lint).
 
 #include <condition_variable>
 #include <mutex>
@@ -24,7 +24,9 @@ class ABSL_LOCKABLE Mutex {
 
 class ABSL_SCOPED_LOCKABLE MutexLock {
  public:
-  explicit MutexLock(Mutex* mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : mutex_(mutex) { mutex_->Lock(); }
+  explicit MutexLock(Mutex* mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : mutex_(mutex) {
+    mutex_->Lock();
+  }
   ~MutexLock() ABSL_UNLOCK_FUNCTION() { mutex_->Unlock(); }
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;
@@ -44,7 +46,8 @@ class CondVar {
   // False when `timeout` passed first.
   bool WaitFor(Mutex* mutex, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
-    const bool signalled = cond_.wait_for(lock, absl::ToChronoNanoseconds(timeout)) == std::cv_status::no_timeout;
+    const bool signalled =
+        cond_.wait_for(lock, absl::ToChronoNanoseconds(timeout)) == std::cv_status::no_timeout;
     lock.release();
     return signalled;
   }

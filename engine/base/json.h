@@ -31,11 +31,18 @@ class JsonValue {
  public:
   enum class Type : uint8_t { kNull, kFalse, kTrue, kNumber, kString, kArray, kObject };
 
-  JsonValue() = default;
-  explicit JsonValue(bool value) : type_(value ? Type::kTrue : Type::kFalse) {}
-  static JsonValue String(std::string text) { return JsonValue(Type::kString, std::move(text)); }
+  // Defined below JsonMember: a vector of it can be made and destroyed only once it is complete.
+  JsonValue();
+  JsonValue(const JsonValue&);
+  JsonValue(JsonValue&&) noexcept;
+  JsonValue& operator=(const JsonValue&);
+  JsonValue& operator=(JsonValue&&) noexcept;
+  ~JsonValue();
+
+  explicit JsonValue(bool value);
+  static JsonValue String(std::string text);
   // `text` must follow JSON's grammar of numbers.
-  static JsonValue Number(std::string text) { return JsonValue(Type::kNumber, std::move(text)); }
+  static JsonValue Number(std::string text);
   static JsonValue Array(std::vector<JsonValue> items);
   static JsonValue Object(std::vector<JsonMember> members);
 
@@ -65,7 +72,7 @@ class JsonValue {
   absl::StatusOr<double> AsDouble() const;
 
  private:
-  JsonValue(Type type, std::string text) : type_(type), content_(std::move(text)) {}
+  JsonValue(Type type, std::string text);
 
   Type type_ = Type::kNull;
   std::variant<std::string, std::vector<JsonValue>, std::vector<JsonMember>> content_;
@@ -75,6 +82,22 @@ struct JsonMember {
   std::string key;
   JsonValue value;
 };
+
+inline JsonValue::JsonValue() = default;
+inline JsonValue::JsonValue(const JsonValue&) = default;
+inline JsonValue::JsonValue(JsonValue&&) noexcept = default;
+inline JsonValue& JsonValue::operator=(const JsonValue&) = default;
+inline JsonValue& JsonValue::operator=(JsonValue&&) noexcept = default;
+inline JsonValue::~JsonValue() = default;
+inline JsonValue::JsonValue(bool value) : type_(value ? Type::kTrue : Type::kFalse) {}
+inline JsonValue::JsonValue(Type type, std::string text)
+    : type_(type), content_(std::move(text)) {}
+inline JsonValue JsonValue::String(std::string text) {
+  return JsonValue(Type::kString, std::move(text));
+}
+inline JsonValue JsonValue::Number(std::string text) {
+  return JsonValue(Type::kNumber, std::move(text));
+}
 
 // Reads exactly one value, with white space around it. `text` must be valid UTF-8; an escaped lone
 // surrogate is an error.

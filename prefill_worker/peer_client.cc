@@ -111,14 +111,8 @@ absl::StatusOr<PeerClient::Impl::Connected> PeerClient::Impl::Open(const std::st
 }
 
 void PeerClient::Impl::ConnectThread(const std::string& address) {
-  std::shared_ptr<PeerSession> old;
-  {
-    base::MutexLock lock(&mutex);
-    old = std::move(peers[address].session);
-    peers[address].sender.reset();
-  }
-  if (old != nullptr) old->Close();
   absl::StatusOr<Connected> connected = Open(address);
+  std::shared_ptr<PeerSession> unwanted;
   std::vector<Waiter> waiters;
   {
     base::MutexLock lock(&mutex);
@@ -126,14 +120,17 @@ void PeerClient::Impl::ConnectThread(const std::string& address) {
     peer.connecting = false;
     waiters = std::move(peer.waiters);
     peer.waiters.clear();
-    if (connected.ok() && !stopping) {
-      peer.incarnation = connected->incarnation;
-      peer.session = connected->session;
-      peer.sender = connected->sender;
+    const bool alive = peer.session != nullptr && !peer.session->ended();
+    if (connected.ok() && (stopping || (alive && peer.incarnation == connected->incarnation))) {
+      // The request was for an instance that has gone; the session with its successor stands.
+      unwanted = connected->session;
     } else if (connected.ok()) {
-      connected->session->Close();
+      unwanted = std::exchange(peer.session, connected->session);
+      peer.sender = connected->sender;
+      peer.incarnation = connected->incarnation;
     }
   }
+  if (unwanted != nullptr) unwanted->Close();
   for (Waiter& waiter : waiters) {
     if (!connected.ok()) {
       waiter.found(connected.status());

@@ -113,6 +113,7 @@ absl::StatusOr<PeerClient::Impl::Connected> PeerClient::Impl::Open(const std::st
 void PeerClient::Impl::ConnectThread(const std::string& address) {
   absl::StatusOr<Connected> connected = Open(address);
   std::shared_ptr<PeerSession> unwanted;
+  SharedSender usable;
   std::vector<Waiter> waiters;
   {
     base::MutexLock lock(&mutex);
@@ -129,6 +130,7 @@ void PeerClient::Impl::ConnectThread(const std::string& address) {
       peer.sender = connected->sender;
       peer.incarnation = connected->incarnation;
     }
+    if (!stopping) usable = peer.sender;
   }
   if (unwanted != nullptr) unwanted->Close();
   for (Waiter& waiter : waiters) {
@@ -137,8 +139,10 @@ void PeerClient::Impl::ConnectThread(const std::string& address) {
     } else if (waiter.incarnation != connected->incarnation) {
       waiter.found(absl::UnavailableError(
           absl::StrCat("decode worker ", address, " is another instance than the reservation's")));
+    } else if (usable == nullptr) {
+      waiter.found(absl::UnavailableError("prefill: stopping"));
     } else {
-      waiter.found(connected->sender);
+      waiter.found(usable);
     }
   }
   if (options.on_change) options.on_change();

@@ -1,9 +1,10 @@
 // Encoding and streaming on any bytes, with two small tokenizers. The first byte of the input
 // chooses a trusted range and a stop string in the rest.
 
+#include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"

@@ -1,6 +1,7 @@
 // The loader of tokenizer.json on any bytes (behind a NUL byte: tokenizer_config.json): a status or
 // a tokenizer that works.
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 

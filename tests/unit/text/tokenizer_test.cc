@@ -3,8 +3,12 @@
 
 #include "engine/text/tokenizer.h"
 
+#include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -99,6 +103,23 @@ TEST(TokenizerTest, TextIsNotCutAtTheBorderOfARange) {
   const auto tokenizer = Tiny("qwen2");
   EXPECT_EQ(tokenizer->EncodeWithTrusted("the the", {TrustedRange{0, 2}, TrustedRange{5, 6}}),
             tokenizer->Encode("the the", SpecialPolicy::kLiteral));
+}
+
+TEST(TokenizerTest, ThreadsShareOne) {
+  const auto tokenizer = Tiny("qwen2");
+  const auto records = ReadVectors("tiny_vectors.jsonl");
+  std::atomic<int> num_wrong = 0;
+  const auto encode_all = [&] {
+    for (const auto& record : records) {
+      if (TextOf(record, "tokenizer") != "qwen2") continue;
+      const auto ids = tokenizer->Encode(TextOf(record, "text"), SpecialPolicy::kParse);
+      if (ids != IdsOf(*record.Find("ids"))) ++num_wrong;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) threads.emplace_back(encode_all);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_wrong, 0);
 }
 
 TEST(TokenizerTest, KnowsItsTokens) {

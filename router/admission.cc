@@ -6,14 +6,16 @@
 
 namespace baton::router {
 
-absl::StatusOr<Admission::Id> Admission::Enter(absl::Duration deadline, std::function<void(absl::Status)> done) {
+absl::StatusOr<Admission::Id> Admission::Enter(absl::Duration deadline,
+                                               std::function<void(absl::Status)> done) {
   Id id = 0;
   {
     base::MutexLock lock(&mutex_);
     id = next_id_++;
     if (running_ >= options_.max_running || !waiting_.empty()) {
       if (static_cast<int>(waiting_.size()) >= options_.max_queue) {
-        return absl::ResourceExhaustedError(absl::StrCat("queue full: waiting=", waiting_.size(), " running=", running_));
+        return absl::ResourceExhaustedError(
+            absl::StrCat("queue full: waiting=", waiting_.size(), " running=", running_));
       }
       waiting_[id] = {std::move(done), timers_->At(deadline, [this, id] { Expire(id); })};
       PublishDepth();

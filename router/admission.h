@@ -32,11 +32,13 @@ class Admission {
   Admission(const AdmissionOptions& options, Timers* timers, const base::Clock* clock)
       : options_(options), timers_(timers), clock_(clock) {}
 
-  // `done` is called once: OK when the request has a place, which it gives back by Leave; DEADLINE_EXCEEDED when
-  // `deadline` (of the clock) passed while it waited. With a free place it is called before Enter returns.
-  // Errors: RESOURCE_EXHAUSTED when the queue is full; `done` is not called then.
+  // `done` is called once: OK when the request has a place, which it gives back by Leave;
+  // DEADLINE_EXCEEDED when `deadline` (of the clock) passed while it waited. With a free place it
+  // is called before Enter returns. Errors: RESOURCE_EXHAUSTED when the queue is full; `done` is
+  // not called then.
   absl::StatusOr<Id> Enter(absl::Duration deadline, std::function<void(absl::Status)> done);
-  // True: the request was waiting and `done` will not be called. False: it has been or is being called.
+  // True: the request was waiting and `done` will not be called. False: it has been or is being
+  // called.
   bool Cancel(Id id);
   void Leave();
 

@@ -23,7 +23,8 @@ void CopyLogprob(const worker::v1::Token& token, v1::TokenLogprob* out) {
 absl::StatusOr<bool> AnswerText::Accept(const worker::v1::Token& token) {
   if (finished_ || token.position() < next_position_) return false;
   if (token.position() > next_position_) {
-    return absl::InternalError(absl::StrCat("answer: position=", token.position(), " expected=", next_position_));
+    return absl::InternalError(
+        absl::StrCat("answer: position=", token.position(), " expected=", next_position_));
   }
   ++next_position_;
   ids_.push_back(token.id());
@@ -50,12 +51,14 @@ void AnswerText::Finish(const worker::v1::ChoiceFinished& finished) {
   pending_.mutable_text()->append(assembler_.Finish());
   if (finished.finish() == worker::v1::FINISH_STOP_STRING &&
       finished.stop_index() < static_cast<uint32_t>(sampling_->stop_size())) {
-    pending_.mutable_finished()->set_stop_string(sampling_->stop(static_cast<int>(finished.stop_index())));
+    pending_.mutable_finished()->set_stop_string(
+        sampling_->stop(static_cast<int>(finished.stop_index())));
   }
   if (finished.finish() == worker::v1::FINISH_STOP_TOKEN) {
     pending_.mutable_finished()->set_stop_token_id(finished.stop_token_id());
   }
-  End(finished.finish() == worker::v1::FINISH_LENGTH ? v1::FINISH_REASON_LENGTH : v1::FINISH_REASON_STOP);
+  End(finished.finish() == worker::v1::FINISH_LENGTH ? v1::FINISH_REASON_LENGTH
+                                                     : v1::FINISH_REASON_STOP);
 }
 
 void AnswerText::End(v1::FinishReason reason) {

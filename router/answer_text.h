@@ -19,13 +19,17 @@ namespace baton::router {
 class AnswerText {
  public:
   // `sampling` outlives it. The first token has position `first_position`.
-  AnswerText(uint32_t index, uint32_t first_position, const worker::v1::Sampling& sampling,
+  AnswerText(uint32_t index,
+             uint32_t first_position,
+             const worker::v1::Sampling& sampling,
              text::TextAssembler assembler)
-      : index_(index), next_position_(first_position), sampling_(&sampling), assembler_(std::move(assembler)) {}
+      : index_(index),
+        next_position_(first_position),
+        sampling_(&sampling),
+        assembler_(std::move(assembler)) {}
 
-  // Takes a token. One of a position that was taken already, or behind the end, changes nothing: true is returned for a
-  // new one only.
-  // Errors: INTERNAL when positions are missing before it.
+  // Takes a token. One of a position that was taken already, or behind the end, changes nothing:
+  // true is returned for a new one only. Errors: INTERNAL when positions are missing before it.
   absl::StatusOr<bool> Accept(const worker::v1::Token& token);
   // The worker says that it is over. Changes nothing when it is.
   void Finish(const worker::v1::ChoiceFinished& finished);
@@ -35,7 +39,8 @@ class AnswerText {
   // All tokens so far, the stop token included.
   const std::vector<uint32_t>& ids() const { return ids_; }
 
-  // What has come since the last time. `out` has no finish when the answer goes on. False: nothing new, nothing written.
+  // What has come since the last time. `out` has no finish when the answer goes on. False: nothing
+  // new, nothing written.
   bool Take(v1::GenerateResponse* out);
 
  private:

@@ -25,7 +25,8 @@ struct GenerateCall::Attempt {
   bool needs_handoff = false;
 
   bool reserved = false;
-  std::optional<worker::v1::DecodeResponse::Reserved> ticket;  // until the prefill leg is there to get it
+  std::optional<worker::v1::DecodeResponse::Reserved>
+      ticket;  // until the prefill leg is there to get it
   std::optional<worker::v1::PrefillResponse::FirstTokens> first;
   bool first_delivered = false;
   // What the decode worker said before the first tokens were here.

@@ -16,7 +16,8 @@ void FillTimings(const CallTimes& times, absl::Duration now, v1::Timings* out) {
   out->set_prefill_s(Between(times.dispatched, times.first_computed));
   out->set_ttft_s(Between(times.received, times.first_written));
   out->set_e2e_s(Between(times.received, now));
-  if (times.num_gaps > 0) out->set_itl_mean_s(absl::ToDoubleSeconds(times.gaps) / static_cast<double>(times.num_gaps));
+  if (times.num_gaps > 0)
+    out->set_itl_mean_s(absl::ToDoubleSeconds(times.gaps) / static_cast<double>(times.num_gaps));
   if (times.prefill.has_value()) {
     out->set_prefill_queue_s(times.prefill->queue_s());
     out->set_prefill_compute_s(times.prefill->compute_s());
@@ -37,7 +38,8 @@ void FillTimings(const CallTimes& times, absl::Duration now, v1::Timings* out) {
   out->set_first_decode_s(done.first_decode_s());
   if (out->kv_bytes() == 0) out->set_kv_bytes(done.kv_bytes());
   if (done.steps() > 0) {
-    out->set_accept_length(static_cast<float>(done.generated_tokens()) / static_cast<float>(done.steps()));
+    out->set_accept_length(static_cast<float>(done.generated_tokens()) /
+                           static_cast<float>(done.steps()));
   }
 }
 
@@ -53,12 +55,14 @@ void ObserveTimes(const CallTimes& times, const std::string& method, const Route
   metrics.Stage("prefill_compute").Observe(timings.prefill_compute_s());
   metrics.Stage("append").Observe(timings.append_s());
   metrics.Stage("forward").Observe(Between(times.first_computed, times.first_written));
-  if (times.reserved.has_value()) metrics.Stage("reserve").Observe(Between(times.dispatched, times.reserved));
+  if (times.reserved.has_value())
+    metrics.Stage("reserve").Observe(Between(times.dispatched, times.reserved));
   if (times.decode_done.has_value()) {
     metrics.Stage("handover").Observe(timings.handover_exposed_s());
     metrics.Stage("first_decode").Observe(timings.first_decode_s());
   }
-  if (times.detokenize > absl::ZeroDuration()) metrics.detokenize.Observe(absl::ToDoubleSeconds(times.detokenize));
+  if (times.detokenize > absl::ZeroDuration())
+    metrics.detokenize.Observe(absl::ToDoubleSeconds(times.detokenize));
 }
 
 }  // namespace baton::router

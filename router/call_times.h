@@ -21,12 +21,12 @@ struct CallTimes {
   absl::Duration received;
   std::optional<absl::Duration> admitted;
   std::optional<absl::Duration> encoded;
-  std::optional<absl::Duration> dispatched;      // the attempt that gave the first token
+  std::optional<absl::Duration> dispatched;  // the attempt that gave the first token
   std::optional<absl::Duration> reserved;
   std::optional<absl::Duration> first_computed;  // the first token is in the router
   std::optional<absl::Duration> first_written;   // and has been given to the client
   std::optional<absl::Duration> last_token;
-  uint64_t num_gaps = 0;                         // between tokens of one answer
+  uint64_t num_gaps = 0;  // between tokens of one answer
   absl::Duration gaps;
   absl::Duration detokenize;
 

@@ -17,20 +17,24 @@
 
 namespace baton::router {
 
-// What a reactor and its GenerateCall have in common. The reactor lives until OnDone, the call until its last worker has
-// ended; each may be the last to use the other, hence the shared ownership. The cycle is cut in OnDone.
+// What a reactor and its GenerateCall have in common. The reactor lives until OnDone, the call
+// until its last worker has ended; each may be the last to use the other, hence the shared
+// ownership. The cycle is cut in OnDone.
 template <typename Reactor, typename Self>
 class CallReactor : public Reactor, public std::enable_shared_from_this<Self> {
  public:
   // `absolute_deadline` tells a client that gave up from one whose time was over.
-  void Bind(std::shared_ptr<GenerateCall> call, absl::Time absolute_deadline, absl::Duration slack) {
+  void Bind(std::shared_ptr<GenerateCall> call,
+            absl::Time absolute_deadline,
+            absl::Duration slack) {
     self_ = this->shared_from_this();
     call_ = std::move(call);
     deadline_ = absolute_deadline - slack;
   }
   void OnCancel() override {
-    call_->OnClientCancel(absl::Now() >= deadline_ ? absl::DeadlineExceededError("the client's deadline passed")
-                                                   : absl::CancelledError("the client has gone"));
+    call_->OnClientCancel(absl::Now() >= deadline_
+                              ? absl::DeadlineExceededError("the client's deadline passed")
+                              : absl::CancelledError("the client has gone"));
   }
   void OnDone() override {
     call_.reset();
@@ -43,12 +47,15 @@ class CallReactor : public Reactor, public std::enable_shared_from_this<Self> {
   absl::Time deadline_;
 };
 
-class StreamReactor : public CallReactor<grpc::ServerWriteReactor<v1::GenerateResponse>, StreamReactor> {
+class StreamReactor
+    : public CallReactor<grpc::ServerWriteReactor<v1::GenerateResponse>, StreamReactor> {
  public:
   explicit StreamReactor(size_t limit)
-      : writer_({.start_write = [this](const v1::GenerateResponse* message) { StartWrite(message); },
-                 .finish = [this](const absl::Status& status) { Finish(process::ToGrpcStatus(status)); }},
-                limit) {}
+      : writer_(
+            {.start_write = [this](const v1::GenerateResponse* message) { StartWrite(message); },
+             .finish =
+                 [this](const absl::Status& status) { Finish(process::ToGrpcStatus(status)); }},
+            limit) {}
   process::StreamWriter<v1::GenerateResponse>& writer() { return writer_; }
   void OnWriteDone(bool ok) override { writer_.OnWriteDone(ok); }
 
@@ -61,10 +68,12 @@ class StreamSink : public ClientSink {
   explicit StreamSink(std::shared_ptr<StreamReactor> reactor) : reactor_(std::move(reactor)) {}
   absl::Status Write(v1::GenerateResponse response) override {
     switch (reactor_->writer().TryWrite(std::move(response))) {
-      case process::WriteResult::kQueued: return absl::OkStatus();
+      case process::WriteResult::kQueued:
+        return absl::OkStatus();
       case process::WriteResult::kFull:
         return absl::ResourceExhaustedError("the client reads too slowly: its buffer is full");
-      case process::WriteResult::kClosed: break;
+      case process::WriteResult::kClosed:
+        break;
     }
     return absl::CancelledError("the client has gone");
   }
@@ -80,7 +89,9 @@ class UnaryReactor : public CallReactor<grpc::ServerUnaryReactor, UnaryReactor> 
 class UnarySink : public ClientSink {
  public:
   // `response` is gRPC's and lives until the reactor is done.
-  UnarySink(std::shared_ptr<UnaryReactor> reactor, std::string request_id, v1::GenerateUnaryResponse* response)
+  UnarySink(std::shared_ptr<UnaryReactor> reactor,
+            std::string request_id,
+            v1::GenerateUnaryResponse* response)
       : reactor_(std::move(reactor)), response_(response) {
     response_->set_request_id(std::move(request_id));
   }
@@ -89,7 +100,8 @@ class UnarySink : public ClientSink {
       const int index = response_->choices_size();
       response_->add_choices()->set_index(static_cast<uint32_t>(index));
     }
-    v1::GenerateUnaryResponse::Choice* choice = response_->mutable_choices(static_cast<int>(message.index()));
+    v1::GenerateUnaryResponse::Choice* choice =
+        response_->mutable_choices(static_cast<int>(message.index()));
     choice->mutable_text()->append(message.text());
     choice->mutable_token_ids()->MergeFrom(message.token_ids());
     choice->mutable_logprobs()->MergeFrom(message.logprobs());
@@ -102,7 +114,9 @@ class UnarySink : public ClientSink {
     choice->mutable_finished()->Swap(finished);
     return absl::OkStatus();
   }
-  void Finish(const absl::Status& status) override { reactor_->Finish(process::ToGrpcStatus(status)); }
+  void Finish(const absl::Status& status) override {
+    reactor_->Finish(process::ToGrpcStatus(status));
+  }
 
  private:
   const std::shared_ptr<UnaryReactor> reactor_;

@@ -16,7 +16,9 @@ namespace baton::router {
 // When a client should come back that found the queue full or no worker.
 constexpr absl::Duration kRetryDelay = absl::Seconds(1);
 
-GenerateCall::GenerateCall(const CallDeps& deps, CallRequest request, std::unique_ptr<ClientSink> sink)
+GenerateCall::GenerateCall(const CallDeps& deps,
+                           CallRequest request,
+                           std::unique_ptr<ClientSink> sink)
     : deps_(deps), request_(std::move(request)), sink_(std::move(sink)) {
   times_.received = request_.received;
   deps_.metrics->in_flight.Add(1);
@@ -25,9 +27,8 @@ GenerateCall::GenerateCall(const CallDeps& deps, CallRequest request, std::uniqu
 GenerateCall::~GenerateCall() = default;
 
 void GenerateCall::Start(absl::Status refusal, absl::string_view refusal_reason) {
-  strand_.Post([self = shared_from_this(), refusal = std::move(refusal), reason = std::string(refusal_reason)] {
-    self->Begin(refusal, reason);
-  });
+  strand_.Post([self = shared_from_this(), refusal = std::move(refusal),
+                reason = std::string(refusal_reason)] { self->Begin(refusal, reason); });
 }
 
 void GenerateCall::OnClientCancel(absl::Status status) {
@@ -41,7 +42,9 @@ void GenerateCall::Begin(const absl::Status& refusal, absl::string_view refusal_
   if (!valid.ok()) return Reject(valid, "invalid");
   const absl::Status usable = deps_.table->Usable();
   if (!usable.ok()) {
-    return Reject(absl::IsUnavailable(usable) ? process::WithRetryInfo(usable, kRetryDelay) : usable, "no_worker");
+    return Reject(
+        absl::IsUnavailable(usable) ? process::WithRetryInfo(usable, kRetryDelay) : usable,
+        "no_worker");
   }
   absl::StatusOr<Admission::Id> id =
       deps_.admission->Enter(request_.deadline, [self = shared_from_this()](absl::Status status) {
@@ -75,7 +78,8 @@ void GenerateCall::OnEncoded(absl::StatusOr<EncodedPrompt> prompt) {
   if (ended_) return;
   absl::Status status = prompt.status();
   if (status.ok()) status = Prepare(*std::move(prompt));
-  if (!status.ok()) return Reject(status, absl::IsResourceExhausted(status) ? "queue_full" : "invalid");
+  if (!status.ok())
+    return Reject(status, absl::IsResourceExhausted(status) ? "queue_full" : "invalid");
   times_.encoded = deps_.clock->Now();
   deps_.metrics->tokenize.Observe(absl::ToDoubleSeconds(*times_.encoded - *times_.admitted));
   Dispatch();
@@ -86,15 +90,18 @@ absl::Status GenerateCall::Prepare(EncodedPrompt prompt) {
   if (max_model_len == 0) return absl::UnavailableError("no worker is ready any more");
   if (deps_.max_model_len > 0) max_model_len = std::min(max_model_len, deps_.max_model_len);
   prompt_ids_ = std::move(prompt.ids);
-  BATON_ASSIGN_OR_RETURN(sampling_, ResolveSampling(*request_.request, deps_.facts->config, prompt_tokens(),
-                                                    max_model_len, deps_.draw_seed()));
-  BATON_ASSIGN_OR_RETURN(const text::StopMatcher stops,
-                         text::StopMatcher::Create({sampling_.stop().begin(), sampling_.stop().end()},
-                                                   request_.request->include_stop()));
-  const text::TextAssembler assembler(
-      *deps_.facts->tokenizer, stops,
-      {.show_special = request_.request->show_special(), .include_stop = request_.request->include_stop()});
-  for (uint32_t i = 0; i < sampling_.n(); ++i) answers_.emplace_back(i, prompt_tokens(), sampling_, assembler);
+  BATON_ASSIGN_OR_RETURN(sampling_,
+                         ResolveSampling(*request_.request, deps_.facts->config, prompt_tokens(),
+                                         max_model_len, deps_.draw_seed()));
+  BATON_ASSIGN_OR_RETURN(
+      const text::StopMatcher stops,
+      text::StopMatcher::Create({sampling_.stop().begin(), sampling_.stop().end()},
+                                request_.request->include_stop()));
+  const text::TextAssembler assembler(*deps_.facts->tokenizer, stops,
+                                      {.show_special = request_.request->show_special(),
+                                       .include_stop = request_.request->include_stop()});
+  for (uint32_t i = 0; i < sampling_.n(); ++i)
+    answers_.emplace_back(i, prompt_tokens(), sampling_, assembler);
   last_token_.resize(sampling_.n());
   return absl::OkStatus();
 }
@@ -121,9 +128,10 @@ void GenerateCall::DeliverFirst() {
   }
 }
 
-void GenerateCall::Deliver(const google::protobuf::RepeatedPtrField<worker::v1::Token>& tokens,
-                           const google::protobuf::RepeatedPtrField<worker::v1::ChoiceFinished>& finished,
-                           bool from_decode) {
+void GenerateCall::Deliver(
+    const google::protobuf::RepeatedPtrField<worker::v1::Token>& tokens,
+    const google::protobuf::RepeatedPtrField<worker::v1::ChoiceFinished>& finished,
+    bool from_decode) {
   const absl::Duration start = deps_.clock->Now();
   for (const worker::v1::Token& token : tokens) {
     if (!Accept(token)) return;
@@ -141,7 +149,8 @@ void GenerateCall::Deliver(const google::protobuf::RepeatedPtrField<worker::v1::
 
 // False: the call has ended.
 bool GenerateCall::Accept(const worker::v1::Token& token) {
-  absl::StatusOr<bool> is_new = absl::InternalError(absl::StrCat("answer: choice=", token.choice(), " of ", answers_.size()));
+  absl::StatusOr<bool> is_new =
+      absl::InternalError(absl::StrCat("answer: choice=", token.choice(), " of ", answers_.size()));
   if (token.choice() < answers_.size()) is_new = answers_[token.choice()].Accept(token);
   if (!is_new.ok()) {
     End(is_new.status());
@@ -164,7 +173,8 @@ void GenerateCall::NoteToken(uint32_t choice) {
 }
 
 bool GenerateCall::AllFinished() const {
-  return !answers_.empty() && std::all_of(answers_.begin(), answers_.end(), [](const AnswerText& a) { return a.finished(); });
+  return !answers_.empty() && std::all_of(answers_.begin(), answers_.end(),
+                                          [](const AnswerText& a) { return a.finished(); });
 }
 
 // The very last message waits for usage and timings.
@@ -192,13 +202,15 @@ void GenerateCall::MaybeComplete() {
   if (!last_message_.has_value()) return;
   Attempt& attempt = *attempt_;
   if (attempt.decode_open && !attempt.decode_done) {
-    // The decode worker sends its figures next, unless it knows nothing of the end: a stop that only the router sees, or
-    // the prefill worker's first token.
+    // The decode worker sends its figures next, unless it knows nothing of the end: a stop that
+    // only the router sees, or the prefill worker's first token.
     const auto& ended = attempt.worker_ended;
-    if (attempt.decode_ended_one && std::find(ended.begin(), ended.end(), false) == ended.end()) return;
+    if (attempt.decode_ended_one && std::find(ended.begin(), ended.end(), false) == ended.end())
+      return;
     attempt.decode->Cancel();
   }
-  const bool figures_missing = attempt.prefill_open && attempt.decode_done && !times_.prefill_done.has_value();
+  const bool figures_missing =
+      attempt.prefill_open && attempt.decode_done && !times_.prefill_done.has_value();
   if (!figures_missing) return Complete();
   if (timer_.has_value()) return;
   timer_ = deps_.timers->At(deps_.clock->Now() + deps_.done_grace, [self = shared_from_this()] {
@@ -233,20 +245,23 @@ void GenerateCall::Reject(const absl::Status& status, absl::string_view reason) 
 void GenerateCall::End(const absl::Status& status) {
   if (ended_) return;
   ended_ = true;
-  if (waiting_.has_value()) deps_.admission->Cancel(*waiting_);  // too late: OnAdmitted gives the place back
+  if (waiting_.has_value())
+    deps_.admission->Cancel(*waiting_);  // too late: OnAdmitted gives the place back
   if (timer_.has_value()) deps_.timers->Cancel(*timer_);
   DropAttempt();
   if (has_place_) deps_.admission->Leave();
   has_place_ = false;
   const absl::Duration now = deps_.clock->Now();
   ObserveTimes(times_, request_.method, *deps_.metrics);
-  deps_.metrics->RequestDuration(request_.method).Observe(absl::ToDoubleSeconds(now - times_.received));
+  deps_.metrics->RequestDuration(request_.method)
+      .Observe(absl::ToDoubleSeconds(now - times_.received));
   deps_.metrics->CountRequest(request_.method, status.code());
   deps_.metrics->in_flight.Add(-1);
   if (absl::IsInternal(status) || absl::IsUnavailable(status) || absl::IsDataLoss(status)) {
     BATON_LOG(Warning, "request failed", LogField("request_id", request_.request_id),
-              LogField("code", absl::StatusCodeToString(status.code())), LogField("message", status.message()),
-              LogField("tokens_sent", sent_tokens()), LogField("attempts", num_attempts_));
+              LogField("code", absl::StatusCodeToString(status.code())),
+              LogField("message", status.message()), LogField("tokens_sent", sent_tokens()),
+              LogField("attempts", num_attempts_));
   }
   sink_->Finish(status);
 }

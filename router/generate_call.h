@@ -1,7 +1,8 @@
 #pragma once
 
-// The states of one request: wait for a place, encode, reserve and prefill, decode, finish; and what happens when a worker
-// fails on the way. Knows workers and client through small interfaces only.
+// The states of one request: wait for a place, encode, reserve and prefill, decode, finish; and
+// what happens when a worker fails on the way. Knows workers and client through small interfaces
+// only.
 
 #include <cstdint>
 #include <deque>
@@ -34,7 +35,8 @@ namespace baton::router {
 class ClientSink {
  public:
   virtual ~ClientSink() = default;
-  // Errors: CANCELLED when the client is gone, RESOURCE_EXHAUSTED when it reads so slowly that too much waits.
+  // Errors: CANCELLED when the client is gone, RESOURCE_EXHAUSTED when it reads so slowly that too
+  // much waits.
   virtual absl::Status Write(v1::GenerateResponse response) = 0;
   // Exactly once, last.
   virtual void Finish(const absl::Status& status) = 0;
@@ -53,10 +55,12 @@ struct CallDeps {
   const RouterMetrics* metrics = nullptr;
   std::function<uint64_t()> draw_seed;
   Topology topology = Topology::kPd;
-  uint32_t max_model_len = 0;                           // the operator's; 0: what the workers take
-  int max_retries = 2;                                  // after failures of workers
-  absl::Duration capacity_wait = absl::Milliseconds(20);  // before asking a full decode worker again
-  absl::Duration done_grace = absl::Milliseconds(100);  // for figures of the prefill side, after the last token
+  uint32_t max_model_len = 0;  // the operator's; 0: what the workers take
+  int max_retries = 2;         // after failures of workers
+  absl::Duration capacity_wait =
+      absl::Milliseconds(20);  // before asking a full decode worker again
+  absl::Duration done_grace =
+      absl::Milliseconds(100);  // for figures of the prefill side, after the last token
 };
 
 struct CallRequest {
@@ -67,7 +71,8 @@ struct CallRequest {
   absl::Duration deadline;
 };
 
-// Thread-safe. Shared, because workers' events may arrive after the client has gone: each open leg holds it.
+// Thread-safe. Shared, because workers' events may arrive after the client has gone: each open leg
+// holds it.
 class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
  public:
   // `sink` is used until its Finish.
@@ -76,7 +81,8 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
 
   // Once. Refuses with `refusal` where it is no OK (draining, another model).
   void Start(absl::Status refusal, absl::string_view refusal_reason);
-  // The client has gone: CANCELLED, or DEADLINE_EXCEEDED when that was why. No call of the sink follows but Finish.
+  // The client has gone: CANCELLED, or DEADLINE_EXCEEDED when that was why. No call of the sink
+  // follows but Finish.
   void OnClientCancel(absl::Status status);
 
  private:
@@ -108,7 +114,8 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
   // The first tokens, once they may go to the client, and what the decode worker said meanwhile.
   void DeliverFirst();
   void Deliver(const google::protobuf::RepeatedPtrField<worker::v1::Token>& tokens,
-               const google::protobuf::RepeatedPtrField<worker::v1::ChoiceFinished>& finished, bool from_decode);
+               const google::protobuf::RepeatedPtrField<worker::v1::ChoiceFinished>& finished,
+               bool from_decode);
   bool Accept(const worker::v1::Token& token);
   void Emit();
   bool AllFinished() const;
@@ -140,7 +147,7 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
   std::vector<uint32_t> prompt_ids_;
   worker::v1::Sampling sampling_;
   std::vector<AnswerText> answers_;
-  std::vector<absl::Duration> last_token_;  // of each answer; zero: none yet
+  std::vector<absl::Duration> last_token_;            // of each answer; zero: none yet
   std::optional<v1::GenerateResponse> last_message_;  // held until usage and timings are known
   std::unique_ptr<Attempt> attempt_;
   uint32_t num_attempts_ = 0;

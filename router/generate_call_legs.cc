@@ -15,7 +15,8 @@ namespace {
 
 constexpr absl::Duration kRetryDelay = absl::Seconds(1);
 
-// What another worker may do better. CANCELLED comes from a worker that goes away; ours never reach here.
+// What another worker may do better. CANCELLED comes from a worker that goes away; ours never reach
+// here.
 bool IsWorkerFailure(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDataLoss(status) || absl::IsCancelled(status) ||
          absl::IsAborted(status) || absl::IsFailedPrecondition(status);
@@ -25,12 +26,15 @@ bool IsWorkerFailure(const absl::Status& status) {
 
 void GenerateCall::Dispatch() {
   const absl::Duration start = deps_.clock->Now();
-  if (start >= request_.deadline) return End(absl::DeadlineExceededError("the deadline passed in the router"));
+  if (start >= request_.deadline)
+    return End(absl::DeadlineExceededError("the deadline passed in the router"));
   RouteRequest wanted;
   wanted.prompt_tokens = prompt_tokens() + sent_tokens();
   wanted.needs_prefill = deps_.topology == Topology::kPd;
-  // A single token more comes from the prefill worker alone: nothing is reserved, nothing is handed over.
-  wanted.needs_decode = !wanted.needs_prefill || sampling_.max_tokens() - sent_tokens() / sampling_.n() > 1;
+  // A single token more comes from the prefill worker alone: nothing is reserved, nothing is handed
+  // over.
+  wanted.needs_decode =
+      !wanted.needs_prefill || sampling_.max_tokens() - sent_tokens() / sampling_.n() > 1;
   wanted.excluded = excluded_;
   absl::StatusOr<Route> route = ChooseRoute(wanted);
   if (!route.ok()) return End(num_failures_ > 0 ? LostStatus(last_failure_) : route.status());
@@ -45,7 +49,8 @@ void GenerateCall::Dispatch() {
   attempt_->needs_handoff = wanted.needs_prefill && wanted.needs_decode;
   attempt_->worker_ended.assign(sampling_.n(), false);
   if (wanted.needs_decode) OpenDecode(!wanted.needs_prefill);
-  if (wanted.needs_prefill && (!wanted.needs_decode || attempt_->route.decode_has_headroom)) OpenPrefill();
+  if (wanted.needs_prefill && (!wanted.needs_decode || attempt_->route.decode_has_headroom))
+    OpenPrefill();
 }
 
 // Workers that failed this request are taken again only where there is no other.
@@ -88,9 +93,11 @@ void GenerateCall::OpenDecode(bool locally) {
     });
   };
   events.on_end = [self = shared_from_this(), number](absl::Status status) {
-    self->strand_.Post([self, number, status = std::move(status)] { self->OnDecodeEnd(number, status); });
+    self->strand_.Post(
+        [self, number, status = std::move(status)] { self->OnDecodeEnd(number, status); });
   };
-  attempt.decode = deps_.legs->OpenDecode(attempt.route.decode, std::move(open), request_.deadline, std::move(events));
+  attempt.decode = deps_.legs->OpenDecode(attempt.route.decode, std::move(open), request_.deadline,
+                                          std::move(events));
 }
 
 void GenerateCall::OpenPrefill() {
@@ -109,10 +116,11 @@ void GenerateCall::OpenPrefill() {
     });
   };
   events.on_end = [self = shared_from_this(), number](absl::Status status) {
-    self->strand_.Post([self, number, status = std::move(status)] { self->OnPrefillEnd(number, status); });
+    self->strand_.Post(
+        [self, number, status = std::move(status)] { self->OnPrefillEnd(number, status); });
   };
-  attempt.prefill =
-      deps_.legs->OpenPrefill(attempt.route.prefill, std::move(open), request_.deadline, std::move(events));
+  attempt.prefill = deps_.legs->OpenPrefill(attempt.route.prefill, std::move(open),
+                                            request_.deadline, std::move(events));
 }
 
 bool GenerateCall::IsCurrent(uint32_t attempt) const {
@@ -123,18 +131,22 @@ void GenerateCall::OnDecodeMessage(uint32_t number, worker::v1::DecodeResponse m
   if (!IsCurrent(number)) return;
   Attempt& attempt = *attempt_;
   switch (message.message_case()) {
-    case worker::v1::DecodeResponse::kReserved: return OnReserved(std::move(*message.mutable_reserved()));
+    case worker::v1::DecodeResponse::kReserved:
+      return OnReserved(std::move(*message.mutable_reserved()));
     case worker::v1::DecodeResponse::kDone:
       attempt.decode_done = true;
       if (!attempt.needs_handoff) cached_prompt_tokens_ = message.done().cached_prompt_tokens();
       times_.decode_done = std::move(*message.mutable_done());
       return MaybeComplete();
-    case worker::v1::DecodeResponse::kTokens: break;
-    case worker::v1::DecodeResponse::MESSAGE_NOT_SET: return;
+    case worker::v1::DecodeResponse::kTokens:
+      break;
+    case worker::v1::DecodeResponse::MESSAGE_NOT_SET:
+      return;
   }
   attempt.decode_spoke = true;
   if (attempt.needs_handoff && !attempt.first_delivered) {
-    if (attempt.held.size() >= kMaxHeldMessages) return End(absl::InternalError("decode worker runs without first tokens"));
+    if (attempt.held.size() >= kMaxHeldMessages)
+      return End(absl::InternalError("decode worker runs without first tokens"));
     attempt.held.push_back(std::move(*message.mutable_tokens()));
     return;
   }
@@ -189,8 +201,10 @@ void GenerateCall::OnPrefillEnd(uint32_t number, const absl::Status& status) {
   attempt.prefill_open = false;
   if (last_message_.has_value()) return MaybeComplete();
   if (!status.ok()) {
-    // What fails behind the hand-over is no matter of the answer any more, if the first tokens are here.
-    if (!attempt.decode_spoke || !attempt.first.has_value()) OnLegFailed(status, attempt.route.prefill);
+    // What fails behind the hand-over is no matter of the answer any more, if the first tokens are
+    // here.
+    if (!attempt.decode_spoke || !attempt.first.has_value())
+      OnLegFailed(status, attempt.route.prefill);
     return;
   }
   if (!attempt.first.has_value() || !attempt.needs_handoff) {
@@ -204,7 +218,8 @@ void GenerateCall::OnDecodeEnd(uint32_t number, const absl::Status& status) {
   attempt.decode_open = false;
   if (last_message_.has_value()) return MaybeComplete();
   if (!status.ok()) return OnLegFailed(status, attempt.route.decode);
-  // A short answer can be over before the prefill worker's first tokens are here: they come, or that leg fails.
+  // A short answer can be over before the prefill worker's first tokens are here: they come, or
+  // that leg fails.
   if (attempt.decode_done && attempt.needs_handoff && !attempt.first_delivered) return;
   End(absl::InternalError("decode worker ended without an answer"));
 }
@@ -249,9 +264,9 @@ void GenerateCall::WaitForCapacity() {
 absl::Status GenerateCall::LostStatus(const absl::Status& cause) const {
   if (absl::IsFailedPrecondition(cause) && sent_tokens() == 0) return cause;
   absl::Status status = absl::UnavailableError(absl::StrCat("worker lost: ", cause.message()));
-  status = process::WithErrorInfo(std::move(status), "WORKER_LOST",
-                                  {{"tokens_sent", absl::StrCat(sent_tokens())},
-                                   {"attempts", absl::StrCat(num_attempts_)}});
+  status = process::WithErrorInfo(
+      std::move(status), "WORKER_LOST",
+      {{"tokens_sent", absl::StrCat(sent_tokens())}, {"attempts", absl::StrCat(num_attempts_)}});
   return sent_tokens() == 0 ? process::WithRetryInfo(std::move(status), kRetryDelay) : status;
 }
 
@@ -261,8 +276,10 @@ void GenerateCall::DropAttempt() {
   if (attempt.decode_work > 0) deps_.table->AddWork(attempt.route.decode, -attempt.decode_work);
   if (attempt.prefill_work > 0) deps_.table->AddWork(attempt.route.prefill, -attempt.prefill_work);
   // A leg that has nothing left to say ends by itself, in good order.
-  const bool prefill_ends = last_message_.has_value() || (attempt.decode_done && attempt.first_delivered);
-  if (attempt.prefill_open && !(prefill_ends && attempt.first.has_value())) attempt.prefill->Cancel();
+  const bool prefill_ends =
+      last_message_.has_value() || (attempt.decode_done && attempt.first_delivered);
+  if (attempt.prefill_open && !(prefill_ends && attempt.first.has_value()))
+    attempt.prefill->Cancel();
   if (attempt.decode_open && !attempt.decode_done) attempt.decode->Cancel();
   attempt_.reset();
 }

@@ -18,8 +18,8 @@
 namespace baton::router {
 namespace {
 
-// One bidirectional call. gRPC holds it until OnDone; the handle that the request holds may go earlier or later, hence
-// the shared ownership.
+// One bidirectional call. gRPC holds it until OnDone; the handle that the request holds may go
+// earlier or later, hence the shared ownership.
 template <typename Request, typename Response>
 class LegCall : public grpc::ClientBidiReactor<Request, Response>,
                 public std::enable_shared_from_this<LegCall<Request, Response>> {
@@ -34,7 +34,8 @@ class LegCall : public grpc::ClientBidiReactor<Request, Response>,
   // After the stub has bound the reactor. The call lives until OnDone.
   void Start(Request open) {
     self_ = this->shared_from_this();
-    // Keeps OnDone away while requests may still be written from outside the reactor's own callbacks.
+    // Keeps OnDone away while requests may still be written from outside the reactor's own
+    // callbacks.
     this->AddHold();
     this->StartRead(&response_);
     this->StartCall();
@@ -58,7 +59,8 @@ class LegCall : public grpc::ClientBidiReactor<Request, Response>,
       Release();  // the worker has ended the call: writing is over
       return;
     }
-    // Before the next read is started: its callback may run on another thread at once, and order matters.
+    // Before the next read is started: its callback may run on another thread at once, and order
+    // matters.
     events_.on_message(std::exchange(response_, Response()));
     this->StartRead(&response_);
   }
@@ -123,7 +125,8 @@ WorkerChannels::~WorkerChannels() = default;
 
 std::unique_ptr<PrefillLeg> GrpcLegFactory::OpenPrefill(const std::string& address,
                                                         worker::v1::PrefillRequest::Open open,
-                                                        absl::Duration deadline, PrefillEvents events) {
+                                                        absl::Duration deadline,
+                                                        PrefillEvents events) {
   auto stub = worker::v1::PrefillWorker::NewStub(channels_->of(address));
   auto call = std::make_shared<GrpcPrefillLeg::Call>(std::move(events));
   call->context()->set_deadline(WallTime(deadline, *clock_));
@@ -135,7 +138,8 @@ std::unique_ptr<PrefillLeg> GrpcLegFactory::OpenPrefill(const std::string& addre
 }
 
 std::unique_ptr<DecodeLeg> GrpcLegFactory::OpenDecode(const std::string& address,
-                                                      worker::v1::DecodeRequest::Open open, absl::Duration deadline,
+                                                      worker::v1::DecodeRequest::Open open,
+                                                      absl::Duration deadline,
                                                       DecodeEvents events) {
   auto stub = worker::v1::DecodeWorker::NewStub(channels_->of(address));
   auto call = std::make_shared<GrpcDecodeLeg::Call>(std::move(events));

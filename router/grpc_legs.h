@@ -27,7 +27,9 @@ class WorkerChannels {
   explicit WorkerChannels(const std::vector<std::string>& addresses);
   ~WorkerChannels();
   // `address` must be one of those given.
-  const std::shared_ptr<grpc::Channel>& of(const std::string& address) const { return channels_.at(address); }
+  const std::shared_ptr<grpc::Channel>& of(const std::string& address) const {
+    return channels_.at(address);
+  }
 
  private:
   std::map<std::string, std::shared_ptr<grpc::Channel>> channels_;
@@ -37,24 +39,33 @@ class WorkerChannels {
 class GrpcLegFactory : public LegFactory {
  public:
   // Both outlive it.
-  GrpcLegFactory(const WorkerChannels* channels, const base::Clock* clock) : channels_(channels), clock_(clock) {}
+  GrpcLegFactory(const WorkerChannels* channels, const base::Clock* clock)
+      : channels_(channels), clock_(clock) {}
 
-  std::unique_ptr<PrefillLeg> OpenPrefill(const std::string& address, worker::v1::PrefillRequest::Open open,
-                                          absl::Duration deadline, PrefillEvents events) override;
-  std::unique_ptr<DecodeLeg> OpenDecode(const std::string& address, worker::v1::DecodeRequest::Open open,
-                                        absl::Duration deadline, DecodeEvents events) override;
+  std::unique_ptr<PrefillLeg> OpenPrefill(const std::string& address,
+                                          worker::v1::PrefillRequest::Open open,
+                                          absl::Duration deadline,
+                                          PrefillEvents events) override;
+  std::unique_ptr<DecodeLeg> OpenDecode(const std::string& address,
+                                        worker::v1::DecodeRequest::Open open,
+                                        absl::Duration deadline,
+                                        DecodeEvents events) override;
 
  private:
   const WorkerChannels* const channels_;
   const base::Clock* const clock_;
 };
 
-// Keeps a status stream open to every worker and tells the table; opens it again, after a growing pause, when it ends.
+// Keeps a status stream open to every worker and tells the table; opens it again, after a growing
+// pause, when it ends.
 class WorkerWatch {
  public:
   // All outlive it.
-  WorkerWatch(const std::vector<std::string>& addresses, const WorkerChannels* channels, Timers* timers,
-              const base::Clock* clock, WorkerTable* table);
+  WorkerWatch(const std::vector<std::string>& addresses,
+              const WorkerChannels* channels,
+              Timers* timers,
+              const base::Clock* clock,
+              WorkerTable* table);
   // Ends the streams and waits for them.
   ~WorkerWatch();
 

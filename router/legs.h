@@ -1,6 +1,7 @@
 #pragma once
 
-// The two calls to workers that serve a request, as its state machine sees them: over gRPC in the router, by hand in tests.
+// The two calls to workers that serve a request, as its state machine sees them: over gRPC in the
+// router, by hand in tests.
 
 #include <functional>
 #include <memory>
@@ -14,8 +15,8 @@
 
 namespace baton::router {
 
-// What comes back from a worker. Messages in order, then exactly one end; nothing after it. Never called from inside a
-// call to the leg or its factory.
+// What comes back from a worker. Messages in order, then exactly one end; nothing after it. Never
+// called from inside a call to the leg or its factory.
 template <typename Response>
 struct LegEvents {
   std::function<void(Response)> on_message;
@@ -44,10 +45,14 @@ class LegFactory {
  public:
   virtual ~LegFactory() = default;
   // `deadline` is a time of the router's clock and travels with the call.
-  virtual std::unique_ptr<PrefillLeg> OpenPrefill(const std::string& address, worker::v1::PrefillRequest::Open open,
-                                                  absl::Duration deadline, PrefillEvents events) = 0;
-  virtual std::unique_ptr<DecodeLeg> OpenDecode(const std::string& address, worker::v1::DecodeRequest::Open open,
-                                                absl::Duration deadline, DecodeEvents events) = 0;
+  virtual std::unique_ptr<PrefillLeg> OpenPrefill(const std::string& address,
+                                                  worker::v1::PrefillRequest::Open open,
+                                                  absl::Duration deadline,
+                                                  PrefillEvents events) = 0;
+  virtual std::unique_ptr<DecodeLeg> OpenDecode(const std::string& address,
+                                                worker::v1::DecodeRequest::Open open,
+                                                absl::Duration deadline,
+                                                DecodeEvents events) = 0;
 };
 
 }  // namespace baton::router

@@ -13,23 +13,41 @@
 using baton::router::RouterOptions;
 
 #define ROUTER_FLAG(type, name, help) ABSL_FLAG(type, name, RouterOptions{}.name, help)
-ROUTER_FLAG(std::string, model, "Model that the workers serve, for its tokenizer and chat template: a Hugging Face directory or a GGUF file.");
-ROUTER_FLAG(std::string, served_model_name, "Name clients may ask for; empty: the last part of the model's path.");
-ROUTER_FLAG(std::string, chat_template, "Name of a built-in chat template; empty: the model's own.");
-ROUTER_FLAG(std::string, topology, "pd: prefill and decode workers. single: decode workers that compute prompts themselves.");
+ROUTER_FLAG(std::string,
+            model,
+            "Model that the workers serve, for its tokenizer and chat template: a Hugging Face "
+            "directory or a GGUF file.");
+ROUTER_FLAG(std::string,
+            served_model_name,
+            "Name clients may ask for; empty: the last part of the model's path.");
+ROUTER_FLAG(std::string,
+            chat_template,
+            "Name of a built-in chat template; empty: the model's own.");
+ROUTER_FLAG(
+    std::string,
+    topology,
+    "pd: prefill and decode workers. single: decode workers that compute prompts themselves.");
 ROUTER_FLAG(std::string, prefill, "Prefill workers: HOST:PORT, with commas between several.");
 ROUTER_FLAG(std::string, decode, "Decode workers: HOST:PORT, with commas between several.");
 ROUTER_FLAG(std::string, listen, "HOST:PORT of the gRPC server; port 0: any free one.");
 ROUTER_FLAG(int32_t, http_port, "Port of /metrics, /health and /ready; 0: any free one, -1: none.");
-ROUTER_FLAG(std::string, port_file, "File that gets {\"grpc\":PORT,\"http\":PORT} when both are open; empty: none.");
+ROUTER_FLAG(std::string,
+            port_file,
+            "File that gets {\"grpc\":PORT,\"http\":PORT} when both are open; empty: none.");
 ROUTER_FLAG(bool, reflection, "Serve gRPC reflection.");
 ROUTER_FLAG(bool, channelz, "Serve gRPC channelz.");
 ROUTER_FLAG(int32_t, max_concurrent, "Most requests at work at a time; further ones wait.");
 ROUTER_FLAG(int32_t, max_queue, "Most requests that wait; further ones are refused.");
-ROUTER_FLAG(int32_t, max_model_len, "Most tokens of prompt and answer together; 0: what the workers take.");
-ROUTER_FLAG(int32_t, client_buffer, "Most messages of an answer that wait for a slow client; above it the answer ends.");
+ROUTER_FLAG(int32_t,
+            max_model_len,
+            "Most tokens of prompt and answer together; 0: what the workers take.");
+ROUTER_FLAG(int32_t,
+            client_buffer,
+            "Most messages of an answer that wait for a slow client; above it the answer ends.");
 ROUTER_FLAG(int32_t, encoder_threads, "Threads that turn text into tokens.");
-ROUTER_FLAG(absl::Duration, request_timeout_max, "Longest time a request may take, whatever its client says.");
+ROUTER_FLAG(absl::Duration,
+            request_timeout_max,
+            "Longest time a request may take, whatever its client says.");
 ROUTER_FLAG(absl::Duration, heartbeat_timeout, "A worker silent for this long is down.");
 ROUTER_FLAG(absl::Duration, drain_timeout, "After SIGTERM, how long running requests may go on.");
 ROUTER_FLAG(std::string, log_level, "debug, info, warning or error.");
@@ -68,16 +86,19 @@ RouterOptions OptionsFromFlags() {
 
 int main(int argc, char** argv) {
   baton::process::BlockTerminationSignals();
-  const baton::base::FlagsOutcome flags = baton::base::HandleFlags(
-      argc, argv, "baton-router --model PATH --prefill HOST:PORT,... --decode HOST:PORT,...: the clients' entry.",
-      {"router/main"});
+  const baton::base::FlagsOutcome flags =
+      baton::base::HandleFlags(argc, argv,
+                               "baton-router --model PATH --prefill HOST:PORT,... --decode "
+                               "HOST:PORT,...: the clients' entry.",
+                               {"router/main"});
   if (!flags.go_on) return flags.exit_code;
   const RouterOptions options = baton::router::OptionsFromFlags();
   const absl::StatusOr<baton::LogLevel> log_level = baton::router::ParseLogLevel(options.log_level);
   baton::InitLogging("router", log_level.ok() ? *log_level : baton::LogLevel::kInfo);
   absl::Status status = log_level.status();
   if (status.ok()) {
-    const absl::StatusOr<std::unique_ptr<baton::router::Router>> router = baton::router::Router::Start(options);
+    const absl::StatusOr<std::unique_ptr<baton::router::Router>> router =
+        baton::router::Router::Start(options);
     status = router.status();
     if (status.ok()) (*router)->RunUntilTerminated();
   }

@@ -25,7 +25,8 @@ struct ModelFacts {
 
 // `chat_template`: name of a built-in one, or empty for the model's own.
 // Errors: what the files say; INVALID_ARGUMENT for a name that is not known.
-absl::StatusOr<ModelFacts> LoadModelFacts(const std::string& path, const std::string& served_name,
+absl::StatusOr<ModelFacts> LoadModelFacts(const std::string& path,
+                                          const std::string& served_name,
                                           const std::string& chat_template);
 
 }  // namespace baton::router

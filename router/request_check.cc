@@ -23,28 +23,34 @@ absl::Status CheckRange(const char* field, bool set, float value, float least, f
 
 absl::Status CheckScalars(const v1::SamplingParams& s) {
   constexpr float kMaxFloat = std::numeric_limits<float>::max();
-  BATON_RETURN_IF_ERROR(CheckRange("temperature", s.has_temperature(), s.temperature(), 0, kMaxFloat));
+  BATON_RETURN_IF_ERROR(
+      CheckRange("temperature", s.has_temperature(), s.temperature(), 0, kMaxFloat));
   BATON_RETURN_IF_ERROR(CheckRange("top_p", s.has_top_p(), s.top_p(), 0, 1));
   BATON_RETURN_IF_ERROR(CheckRange("min_p", s.has_min_p(), s.min_p(), 0, 1));
-  BATON_RETURN_IF_ERROR(
-      CheckRange("presence_penalty", s.has_presence_penalty(), s.presence_penalty(), -kMaxPenalty, kMaxPenalty));
-  BATON_RETURN_IF_ERROR(
-      CheckRange("frequency_penalty", s.has_frequency_penalty(), s.frequency_penalty(), -kMaxPenalty, kMaxPenalty));
-  if (s.has_repetition_penalty() && !(s.repetition_penalty() > 0 && std::isfinite(s.repetition_penalty()))) {
-    return FieldViolation("sampling.repetition_penalty", absl::StrCat(s.repetition_penalty(), " is not above 0"));
+  BATON_RETURN_IF_ERROR(CheckRange("presence_penalty", s.has_presence_penalty(),
+                                   s.presence_penalty(), -kMaxPenalty, kMaxPenalty));
+  BATON_RETURN_IF_ERROR(CheckRange("frequency_penalty", s.has_frequency_penalty(),
+                                   s.frequency_penalty(), -kMaxPenalty, kMaxPenalty));
+  if (s.has_repetition_penalty() &&
+      !(s.repetition_penalty() > 0 && std::isfinite(s.repetition_penalty()))) {
+    return FieldViolation("sampling.repetition_penalty",
+                          absl::StrCat(s.repetition_penalty(), " is not above 0"));
   }
   if (s.has_top_k() && s.top_k() < -1) {
-    return FieldViolation("sampling.top_k", absl::StrCat(s.top_k(), " is below -1; 0 and -1 mean off"));
+    return FieldViolation("sampling.top_k",
+                          absl::StrCat(s.top_k(), " is below -1; 0 and -1 mean off"));
   }
   if (s.has_max_tokens() && s.max_tokens() == 0) {
-    return FieldViolation("sampling.max_tokens", "0 is not allowed; leave it out for the rest of the context");
+    return FieldViolation("sampling.max_tokens",
+                          "0 is not allowed; leave it out for the rest of the context");
   }
   if (s.has_max_tokens() && s.min_tokens() > s.max_tokens()) {
     return FieldViolation("sampling.min_tokens",
                           absl::StrCat(s.min_tokens(), " is above max_tokens=", s.max_tokens()));
   }
   if (s.has_logprobs() && s.logprobs() > kMaxLogprobs) {
-    return FieldViolation("sampling.logprobs", absl::StrCat(s.logprobs(), " is above ", kMaxLogprobs));
+    return FieldViolation("sampling.logprobs",
+                          absl::StrCat(s.logprobs(), " is above ", kMaxLogprobs));
   }
   if (s.has_n() && (s.n() == 0 || s.n() > kMaxChoices)) {
     return FieldViolation("sampling.n", absl::StrCat(s.n(), " is not in [1, ", kMaxChoices, "]"));
@@ -54,30 +60,36 @@ absl::Status CheckScalars(const v1::SamplingParams& s) {
 
 absl::Status CheckLists(const v1::SamplingParams& s, uint32_t vocab_size) {
   if (s.stop_size() > kMaxStops) {
-    return FieldViolation("sampling.stop", absl::StrCat(s.stop_size(), " strings; at most ", kMaxStops));
+    return FieldViolation("sampling.stop",
+                          absl::StrCat(s.stop_size(), " strings; at most ", kMaxStops));
   }
   for (const std::string& stop : s.stop()) {
     if (stop.empty()) return FieldViolation("sampling.stop", "an empty string would match at once");
     if (stop.size() > kMaxStopBytes) {
-      return FieldViolation("sampling.stop", absl::StrCat("a string of ", stop.size(), " bytes; at most ", kMaxStopBytes));
+      return FieldViolation("sampling.stop", absl::StrCat("a string of ", stop.size(),
+                                                          " bytes; at most ", kMaxStopBytes));
     }
   }
   if (s.stop_token_ids_size() > kMaxStopTokenIds) {
-    return FieldViolation("sampling.stop_token_ids",
-                          absl::StrCat(s.stop_token_ids_size(), " ids; at most ", kMaxStopTokenIds));
+    return FieldViolation(
+        "sampling.stop_token_ids",
+        absl::StrCat(s.stop_token_ids_size(), " ids; at most ", kMaxStopTokenIds));
   }
   for (const uint32_t id : s.stop_token_ids()) {
     if (id >= vocab_size) {
-      return FieldViolation("sampling.stop_token_ids", absl::StrCat(id, " is not below vocab_size=", vocab_size));
+      return FieldViolation("sampling.stop_token_ids",
+                            absl::StrCat(id, " is not below vocab_size=", vocab_size));
     }
   }
   for (const auto& [id, bias] : s.logit_bias()) {
     if (id >= vocab_size) {
-      return FieldViolation("sampling.logit_bias", absl::StrCat(id, " is not below vocab_size=", vocab_size));
+      return FieldViolation("sampling.logit_bias",
+                            absl::StrCat(id, " is not below vocab_size=", vocab_size));
     }
     if (!(std::abs(bias) <= kMaxLogitBias)) {
-      return FieldViolation("sampling.logit_bias",
-                            absl::StrCat(bias, " is not in [-", kMaxLogitBias, ", ", kMaxLogitBias, "]"));
+      return FieldViolation(
+          "sampling.logit_bias",
+          absl::StrCat(bias, " is not in [-", kMaxLogitBias, ", ", kMaxLogitBias, "]"));
     }
   }
   return absl::OkStatus();
@@ -94,19 +106,22 @@ absl::Status CheckPrompt(const v1::GenerateRequest& request, uint32_t vocab_size
       if (request.token_ids().ids_size() == 0) return FieldViolation("token_ids", "no tokens");
       for (const uint32_t id : request.token_ids().ids()) {
         if (id >= vocab_size) {
-          return FieldViolation("token_ids", absl::StrCat(id, " is not below vocab_size=", vocab_size));
+          return FieldViolation("token_ids",
+                                absl::StrCat(id, " is not below vocab_size=", vocab_size));
         }
       }
       break;
     case v1::GenerateRequest::kChat:
-      if (request.chat().messages_size() == 0) return FieldViolation("chat.messages", "no messages");
+      if (request.chat().messages_size() == 0)
+        return FieldViolation("chat.messages", "no messages");
       break;
   }
   if (request.parse_special() && request.prompt_case() != v1::GenerateRequest::kText) {
     return FieldViolation("parse_special", "only for text");
   }
   if (request.cache_salt().size() > kMaxSaltBytes) {
-    return FieldViolation("cache_salt", absl::StrCat(request.cache_salt().size(), " bytes; at most ", kMaxSaltBytes));
+    return FieldViolation(
+        "cache_salt", absl::StrCat(request.cache_salt().size(), " bytes; at most ", kMaxSaltBytes));
   }
   return absl::OkStatus();
 }
@@ -135,12 +150,15 @@ v1::SamplingParams DefaultSampling(const text::ModelTextConfig& config) {
 }
 
 absl::StatusOr<worker::v1::Sampling> ResolveSampling(const v1::GenerateRequest& request,
-                                                     const text::ModelTextConfig& config, uint32_t prompt_tokens,
-                                                     uint32_t max_model_len, uint64_t seed) {
+                                                     const text::ModelTextConfig& config,
+                                                     uint32_t prompt_tokens,
+                                                     uint32_t max_model_len,
+                                                     uint64_t seed) {
   if (prompt_tokens == 0) return FieldViolation("prompt", "no tokens");
   if (prompt_tokens >= max_model_len) {
-    return FieldViolation("prompt", absl::StrCat("prompt_tokens=", prompt_tokens, " leave no room for an answer in max_model_len=",
-                                                 max_model_len));
+    return FieldViolation(
+        "prompt", absl::StrCat("prompt_tokens=", prompt_tokens,
+                               " leave no room for an answer in max_model_len=", max_model_len));
   }
   const uint32_t room = max_model_len - prompt_tokens;
   v1::SamplingParams s = DefaultSampling(config);
@@ -148,7 +166,8 @@ absl::StatusOr<worker::v1::Sampling> ResolveSampling(const v1::GenerateRequest& 
   worker::v1::Sampling out;
   out.set_max_tokens(s.has_max_tokens() ? std::min(s.max_tokens(), room) : room);
   if (s.min_tokens() > out.max_tokens()) {
-    return FieldViolation("sampling.min_tokens", absl::StrCat(s.min_tokens(), " is more than the context leaves: ", room));
+    return FieldViolation("sampling.min_tokens",
+                          absl::StrCat(s.min_tokens(), " is more than the context leaves: ", room));
   }
   out.set_temperature(s.temperature());
   out.set_top_k(std::max(s.top_k(), 0));

@@ -1,7 +1,7 @@
 #pragma once
 
-// A client's request, looked at once, for everyone behind: what is out of range is refused by name, what is absent gets
-// its default.
+// A client's request, looked at once, for everyone behind: what is out of range is refused by name,
+// what is absent gets its default.
 
 #include <cstdint>
 
@@ -28,12 +28,14 @@ inline constexpr size_t kMaxSaltBytes = 1024;
 // Errors: INVALID_ARGUMENT with the field as BadRequest.FieldViolation.
 absl::Status CheckRequest(const v1::GenerateRequest& request, uint32_t vocab_size);
 
-// Checks the encoded prompt against the context, and resolves what is absent: the model's own defaults, else the API's.
-// `seed` is taken when the request has none.
-// Errors: INVALID_ARGUMENT with both numbers.
+// Checks the encoded prompt against the context, and resolves what is absent: the model's own
+// defaults, else the API's. `seed` is taken when the request has none. Errors: INVALID_ARGUMENT
+// with both numbers.
 absl::StatusOr<worker::v1::Sampling> ResolveSampling(const v1::GenerateRequest& request,
-                                                     const text::ModelTextConfig& config, uint32_t prompt_tokens,
-                                                     uint32_t max_model_len, uint64_t seed);
+                                                     const text::ModelTextConfig& config,
+                                                     uint32_t prompt_tokens,
+                                                     uint32_t max_model_len,
+                                                     uint64_t seed);
 
 // What a request gets that sets nothing.
 v1::SamplingParams DefaultSampling(const text::ModelTextConfig& config);

@@ -29,19 +29,23 @@ struct WorkerView {
   std::string address;
   WorkerRole role = WorkerRole::kPrefill;
   WorkerHealth health = WorkerHealth::kDown;
-  // Tokens it has been given and not done with: for prefill those to be computed, for decode those that hold KV.
+  // Tokens it has been given and not done with: for prefill those to be computed, for decode those
+  // that hold KV.
   uint64_t load_tokens = 0;
   // KV blocks that a new request could take: free ones and those that only the prefix cache holds.
   uint32_t available_blocks = 0;
   uint32_t block_tokens = 64;
   uint32_t max_prompt_tokens = 0;  // 0: says nothing
   uint32_t max_model_len = 0;      // 0: says nothing
-  // Shared, because snapshots are taken per request and a fingerprint changes only when a worker restarts.
+  // Shared, because snapshots are taken per request and a fingerprint changes only when a worker
+  // restarts.
   std::shared_ptr<const worker::v1::LayoutFingerprint> fingerprint;
 };
 
-// What two workers have to agree on: the name of the first field that differs, "" when they may be paired.
-std::string FingerprintDifference(const worker::v1::LayoutFingerprint& a, const worker::v1::LayoutFingerprint& b);
+// What two workers have to agree on: the name of the first field that differs, "" when they may be
+// paired.
+std::string FingerprintDifference(const worker::v1::LayoutFingerprint& a,
+                                  const worker::v1::LayoutFingerprint& b);
 
 struct RouteRequest {
   uint32_t prompt_tokens = 0;
@@ -62,9 +66,10 @@ struct Route {
 class RoutePolicy {
  public:
   virtual ~RoutePolicy() = default;
-  // Errors: UNAVAILABLE when no worker of a role is ready, INVALID_ARGUMENT when the prompt is too long for every one,
-  // FAILED_PRECONDITION naming the field in which all pairs differ.
-  virtual absl::StatusOr<Route> Choose(absl::Span<const WorkerView> workers, const RouteRequest& request) const = 0;
+  // Errors: UNAVAILABLE when no worker of a role is ready, INVALID_ARGUMENT when the prompt is too
+  // long for every one, FAILED_PRECONDITION naming the field in which all pairs differ.
+  virtual absl::StatusOr<Route> Choose(absl::Span<const WorkerView> workers,
+                                       const RouteRequest& request) const = 0;
 };
 
 // The pair with the least load; of equals the first in the operator's order.

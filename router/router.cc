@@ -21,7 +21,9 @@ uint64_t DrawSeed() {
   return std::random_device()();
 }
 
-WorkerTableOptions TableOptions(const RouterOptions& options, const ResolvedOptions& resolved, const ModelFacts& facts,
+WorkerTableOptions TableOptions(const RouterOptions& options,
+                                const ResolvedOptions& resolved,
+                                const ModelFacts& facts,
                                 base::Metrics* metrics) {
   WorkerTableOptions out;
   out.topology = resolved.topology;
@@ -54,14 +56,18 @@ struct Router::Impl {
         admission({.max_running = options.max_concurrent,
                    .max_queue = options.max_queue,
                    .queue_depth = metrics->gauge(base::GaugeId::kRouterQueueDepth, "normal")},
-                  &timers, &clock),
-        encoder(&facts, options.encoder_threads, static_cast<size_t>(options.max_concurrent + options.max_queue)),
+                  &timers,
+                  &clock),
+        encoder(&facts,
+                options.encoder_threads,
+                static_cast<size_t>(options.max_concurrent + options.max_queue)),
         legs(&channels, &clock),
         service(ServiceOptions(options, resolved)) {
     metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, "", "none", "none"}).Set(1);
   }
 
-  RouterServiceOptions ServiceOptions(const RouterOptions& options, const ResolvedOptions& resolved) {
+  RouterServiceOptions ServiceOptions(const RouterOptions& options,
+                                      const ResolvedOptions& resolved) {
     RouterServiceOptions out;
     out.deps.facts = &facts;
     out.deps.table = &table;
@@ -102,26 +108,31 @@ struct Router::Impl {
   Admission admission;
   EncoderPool encoder;
   GrpcLegFactory legs;
-  std::atomic<process::ServerProcess*> server_ptr{nullptr};  // calls may come before Start has returned it
+  std::atomic<process::ServerProcess*> server_ptr{
+      nullptr};  // calls may come before Start has returned it
   RouterService service;
   base::Mutex ready_mutex;
   std::unique_ptr<process::ServerProcess> server;
   std::unique_ptr<WorkerWatch> watch;
 };
 
-absl::StatusOr<std::unique_ptr<Router>> Router::Start(const RouterOptions& options, bool handle_signals) {
+absl::StatusOr<std::unique_ptr<Router>> Router::Start(const RouterOptions& options,
+                                                      bool handle_signals) {
   BATON_ASSIGN_OR_RETURN(ResolvedOptions resolved, ResolveOptions(options));
   resolved.server.handle_signals = handle_signals;
-  BATON_ASSIGN_OR_RETURN(ModelFacts facts,
-                         LoadModelFacts(options.model, options.served_model_name, options.chat_template));
-  BATON_LOG(Info, "model", LogField("name", facts.name), LogField("vocab_size", facts.config.vocab_size),
+  BATON_ASSIGN_OR_RETURN(ModelFacts facts, LoadModelFacts(options.model, options.served_model_name,
+                                                          options.chat_template));
+  BATON_LOG(Info, "model", LogField("name", facts.name),
+            LogField("vocab_size", facts.config.vocab_size),
             LogField("chat_template", facts.chat.has_value() ? facts.chat->name() : "none"));
   auto impl = std::make_unique<Impl>(options, resolved, std::move(facts));
-  BATON_ASSIGN_OR_RETURN(
-      impl->server, process::ServerProcess::Start(resolved.server, impl->metrics.get(), {impl->service.service()}));
+  BATON_ASSIGN_OR_RETURN(impl->server,
+                         process::ServerProcess::Start(resolved.server, impl->metrics.get(),
+                                                       {impl->service.service()}));
   impl->server_ptr.store(impl->server.get());
   impl->table.set_on_change([impl = impl.get()] { impl->UpdateReady(); });
-  impl->watch = std::make_unique<WorkerWatch>(impl->addresses, &impl->channels, &impl->timers, &impl->clock, &impl->table);
+  impl->watch = std::make_unique<WorkerWatch>(impl->addresses, &impl->channels, &impl->timers,
+                                              &impl->clock, &impl->table);
   return std::unique_ptr<Router>(new Router(std::move(impl)));
 }
 

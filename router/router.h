@@ -1,6 +1,7 @@
 #pragma once
 
-// A whole router: everything between its options and its open ports, in the order in which it may be used.
+// A whole router: everything between its options and its open ports, in the order in which it may
+// be used.
 
 #include <memory>
 
@@ -14,9 +15,10 @@ namespace baton::router {
 // Thread-safe.
 class Router {
  public:
-  // Loads what it needs of the model, opens the ports and begins to watch the workers. Serves when a pair is usable.
-  // Errors: those of ResolveOptions, LoadModelFacts and ServerProcess::Start.
-  static absl::StatusOr<std::unique_ptr<Router>> Start(const RouterOptions& options, bool handle_signals = true);
+  // Loads what it needs of the model, opens the ports and begins to watch the workers. Serves when
+  // a pair is usable. Errors: those of ResolveOptions, LoadModelFacts and ServerProcess::Start.
+  static absl::StatusOr<std::unique_ptr<Router>> Start(const RouterOptions& options,
+                                                       bool handle_signals = true);
   // As Stop.
   ~Router();
 

@@ -15,15 +15,17 @@ RouterMetrics::RouterMetrics(base::Metrics* metrics) : metrics_(metrics) {
   // So that error panels have data before the first error.
   for (const char* method : {"generate", "generate_unary"}) {
     for (int code : {0, 1, 3, 4, 5, 8, 13, 14}) {
-      metrics->counter(CounterId::kRouterRequests,
-                       {"grpc", method, absl::StatusCodeToString(static_cast<absl::StatusCode>(code))});
+      metrics->counter(
+          CounterId::kRouterRequests,
+          {"grpc", method, absl::StatusCodeToString(static_cast<absl::StatusCode>(code))});
     }
   }
 }
 
 void RouterMetrics::CountRequest(const std::string& method, absl::StatusCode code) const {
   if (metrics_ == nullptr) return;
-  metrics_->counter(CounterId::kRouterRequests, {"grpc", method, absl::StatusCodeToString(code)}).Increment();
+  metrics_->counter(CounterId::kRouterRequests, {"grpc", method, absl::StatusCodeToString(code)})
+      .Increment();
 }
 
 void RouterMetrics::CountRejected(absl::string_view reason) const {
@@ -39,19 +41,23 @@ void RouterMetrics::CountDecision(absl::string_view decision) const {
 }
 
 base::Histogram RouterMetrics::Stage(absl::string_view stage) const {
-  return metrics_ == nullptr ? base::Histogram() : metrics_->histogram(HistogramId::kRouterTtftStage, stage);
+  return metrics_ == nullptr ? base::Histogram()
+                             : metrics_->histogram(HistogramId::kRouterTtftStage, stage);
 }
 
 base::Histogram RouterMetrics::TimeToFirstToken(const std::string& method) const {
-  return metrics_ == nullptr ? base::Histogram() : metrics_->histogram(HistogramId::kRouterTimeToFirstToken, method);
+  return metrics_ == nullptr ? base::Histogram()
+                             : metrics_->histogram(HistogramId::kRouterTimeToFirstToken, method);
 }
 
 base::Histogram RouterMetrics::InterTokenLatency(const std::string& method) const {
-  return metrics_ == nullptr ? base::Histogram() : metrics_->histogram(HistogramId::kRouterInterTokenLatency, method);
+  return metrics_ == nullptr ? base::Histogram()
+                             : metrics_->histogram(HistogramId::kRouterInterTokenLatency, method);
 }
 
 base::Histogram RouterMetrics::RequestDuration(const std::string& method) const {
-  return metrics_ == nullptr ? base::Histogram() : metrics_->histogram(HistogramId::kRouterRequestDuration, method);
+  return metrics_ == nullptr ? base::Histogram()
+                             : metrics_->histogram(HistogramId::kRouterRequestDuration, method);
 }
 
 }  // namespace baton::router

@@ -14,15 +14,16 @@ namespace {
 
 constexpr absl::Duration kConnectionAge = absl::Minutes(30);
 
-absl::StatusOr<std::vector<std::string>> ParseAddresses(absl::string_view flag, const std::string& list) {
+absl::StatusOr<std::vector<std::string>> ParseAddresses(absl::string_view flag,
+                                                        const std::string& list) {
   std::vector<std::string> out;
   for (absl::string_view address : absl::StrSplit(list, ',', absl::SkipWhitespace())) {
     const size_t colon = address.rfind(':');
     int port = 0;
-    if (colon == absl::string_view::npos || colon == 0 || !absl::SimpleAtoi(address.substr(colon + 1), &port) ||
-        port < 1 || port > 65535) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--", flag, ": \"", address, "\"; want HOST:PORT, or several with commas between them"));
+    if (colon == absl::string_view::npos || colon == 0 ||
+        !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 1 || port > 65535) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--", flag, ": \"", address, "\"; want HOST:PORT, or several with commas between them"));
     }
     out.emplace_back(address);
   }
@@ -32,7 +33,8 @@ absl::StatusOr<std::vector<std::string>> ParseAddresses(absl::string_view flag, 
 absl::Status CheckNumbers(const RouterOptions& o) {
   const auto at_least = [](const char* flag, int64_t value, int64_t least) {
     return value >= least ? absl::OkStatus()
-                          : absl::InvalidArgumentError(absl::StrCat("--", flag, ": ", value, "; want ", least, " or more"));
+                          : absl::InvalidArgumentError(absl::StrCat("--", flag, ": ", value,
+                                                                    "; want ", least, " or more"));
   };
   BATON_RETURN_IF_ERROR(at_least("max-concurrent", o.max_concurrent, 1));
   BATON_RETURN_IF_ERROR(at_least("max-queue", o.max_queue, 0));
@@ -40,14 +42,17 @@ absl::Status CheckNumbers(const RouterOptions& o) {
   BATON_RETURN_IF_ERROR(at_least("client-buffer", o.client_buffer, 1));
   BATON_RETURN_IF_ERROR(at_least("encoder-threads", o.encoder_threads, 1));
   BATON_RETURN_IF_ERROR(at_least("http-port", o.http_port, -1));
-  if (o.http_port > 65535) return absl::InvalidArgumentError("--http-port: want -1 (none), 0 (any) or a port up to 65535");
+  if (o.http_port > 65535)
+    return absl::InvalidArgumentError("--http-port: want -1 (none), 0 (any) or a port up to 65535");
   for (const auto& [flag, value] : {std::pair("request-timeout-max", o.request_timeout_max),
                                     std::pair("heartbeat-timeout", o.heartbeat_timeout)}) {
     if (value <= absl::ZeroDuration() || value > absl::Hours(24)) {
-      return absl::InvalidArgumentError(absl::StrCat("--", flag, ": want more than 0s and at most 24h"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", flag, ": want more than 0s and at most 24h"));
     }
   }
-  if (o.drain_timeout < absl::ZeroDuration()) return absl::InvalidArgumentError("--drain-timeout: want 0s or more");
+  if (o.drain_timeout < absl::ZeroDuration())
+    return absl::InvalidArgumentError("--drain-timeout: want 0s or more");
   return absl::OkStatus();
 }
 
@@ -56,7 +61,8 @@ absl::Status CheckNumbers(const RouterOptions& o) {
 absl::StatusOr<ResolvedOptions> ResolveOptions(const RouterOptions& options) {
   ResolvedOptions out;
   if (options.topology != "pd" && options.topology != "single") {
-    return absl::InvalidArgumentError(absl::StrCat("--topology: \"", options.topology, "\"; want pd or single"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--topology: \"", options.topology, "\"; want pd or single"));
   }
   out.topology = options.topology == "pd" ? Topology::kPd : Topology::kSingle;
   if (options.model.empty()) {
@@ -65,7 +71,8 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const RouterOptions& options) {
   BATON_RETURN_IF_ERROR(CheckNumbers(options));
   BATON_ASSIGN_OR_RETURN(out.prefill, ParseAddresses("prefill", options.prefill));
   BATON_ASSIGN_OR_RETURN(out.decode, ParseAddresses("decode", options.decode));
-  if (out.decode.empty()) return absl::InvalidArgumentError("--decode: want at least one HOST:PORT");
+  if (out.decode.empty())
+    return absl::InvalidArgumentError("--decode: want at least one HOST:PORT");
   if (out.topology == Topology::kPd && out.prefill.empty()) {
     return absl::InvalidArgumentError("--prefill: want at least one HOST:PORT in topology pd");
   }
@@ -76,7 +83,8 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const RouterOptions& options) {
   for (const auto* list : {&out.prefill, &out.decode}) {
     for (const std::string& address : *list) {
       if (!seen.insert(address).second) {
-        return absl::InvalidArgumentError(absl::StrCat("--prefill, --decode: ", address, " is there twice"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("--prefill, --decode: ", address, " is there twice"));
       }
     }
   }

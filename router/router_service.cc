@@ -25,16 +25,17 @@ constexpr size_t kMaxEchoBytes = 256;
 // Longest text that Tokenize takes. It is encoded within seconds, off gRPC's threads.
 constexpr size_t kMaxTokenizeBytes = size_t{4} << 20;
 constexpr absl::Duration kRetryDelay = absl::Seconds(1);
-// A client whose deadline passes cancels by itself, a little before the server's clock says so: up to this much, and
-// never more than half of its time.
+// A client whose deadline passes cancels by itself, a little before the server's clock says so: up
+// to this much, and never more than half of its time.
 constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(250);
 
 // Unguessable and unique: what identifies a request, whatever its client calls it.
 std::string NewRequestId() {
   unsigned char bytes[16];
-  if (RAND_bytes(bytes, sizeof(bytes)) != 1) return absl::StrCat("req-", absl::ToUnixNanos(absl::Now()));
-  return absl::StrCat("req-", absl::BytesToHexString(
-                                  absl::string_view(reinterpret_cast<const char*>(bytes), sizeof(bytes))));
+  if (RAND_bytes(bytes, sizeof(bytes)) != 1)
+    return absl::StrCat("req-", absl::ToUnixNanos(absl::Now()));
+  return absl::StrCat("req-", absl::BytesToHexString(absl::string_view(
+                                  reinterpret_cast<const char*>(bytes), sizeof(bytes))));
 }
 
 bool IsEchoable(absl::string_view value) {
@@ -86,15 +87,17 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
  public:
   explicit Impl(RouterServiceOptions options) : options_(std::move(options)) {}
 
-  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(grpc::CallbackServerContext* context,
-                                                           const v1::GenerateRequest* request) override {
+  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
+      grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override {
     auto reactor = std::make_shared<StreamReactor>(options_.client_buffer_messages);
     const std::string id = NewRequestId();
-    StartCall(context, *request, "generate", id, reactor.get(), std::make_unique<StreamSink>(reactor));
+    StartCall(context, *request, "generate", id, reactor.get(),
+              std::make_unique<StreamSink>(reactor));
     return reactor.get();
   }
 
-  grpc::ServerUnaryReactor* GenerateUnary(grpc::CallbackServerContext* context, const v1::GenerateRequest* request,
+  grpc::ServerUnaryReactor* GenerateUnary(grpc::CallbackServerContext* context,
+                                          const v1::GenerateRequest* request,
                                           v1::GenerateUnaryResponse* response) override {
     auto reactor = std::make_shared<UnaryReactor>();
     const std::string id = NewRequestId();
@@ -103,7 +106,8 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
     return reactor.get();
   }
 
-  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context, const v1::TokenizeRequest* request,
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
+                                     const v1::TokenizeRequest* request,
                                      v1::TokenizeResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     auto wanted = std::make_shared<v1::GenerateRequest>();
@@ -113,45 +117,52 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
       wanted->set_text(request->text());
       wanted->set_parse_special(request->parse_special());
     }
-    options_.deps.encoder->Encode(wanted, kMaxTokenizeBytes, [reactor, response](absl::StatusOr<EncodedPrompt> prompt) {
-      if (prompt.ok()) {
-        response->mutable_ids()->Add(prompt->ids.begin(), prompt->ids.end());
-        response->set_prompt(std::move(prompt->text));
-      }
-      reactor->Finish(process::ToGrpcStatus(prompt.status()));
-    });
+    options_.deps.encoder->Encode(
+        wanted, kMaxTokenizeBytes, [reactor, response](absl::StatusOr<EncodedPrompt> prompt) {
+          if (prompt.ok()) {
+            response->mutable_ids()->Add(prompt->ids.begin(), prompt->ids.end());
+            response->set_prompt(std::move(prompt->text));
+          }
+          reactor->Finish(process::ToGrpcStatus(prompt.status()));
+        });
     return reactor;
   }
 
-  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request,
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
+                                       const v1::DetokenizeRequest* request,
                                        v1::DetokenizeResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const text::Tokenizer* tokenizer = options_.deps.facts->tokenizer.get();
     const uint32_t vocab_size = options_.deps.facts->config.vocab_size;
-    const bool queued = options_.encoder_pool->Run([reactor, request, response, tokenizer, vocab_size] {
-      const auto bad = std::find_if(request->ids().begin(), request->ids().end(),
-                                    [vocab_size](uint32_t id) { return id >= vocab_size; });
-      if (bad != request->ids().end()) {
-        reactor->Finish(process::ToGrpcStatus(
-            process::FieldViolation("ids", absl::StrCat(*bad, " is not below vocab_size=", vocab_size))));
-        return;
-      }
-      const std::vector<uint32_t> ids(request->ids().begin(), request->ids().end());
-      response->set_text(tokenizer->Decode(ids, request->skip_special()));
-      reactor->Finish(grpc::Status::OK);
-    });
-    if (!queued) reactor->Finish(process::ToGrpcStatus(absl::ResourceExhaustedError("too much waits to be decoded")));
+    const bool queued =
+        options_.encoder_pool->Run([reactor, request, response, tokenizer, vocab_size] {
+          const auto bad = std::find_if(request->ids().begin(), request->ids().end(),
+                                        [vocab_size](uint32_t id) { return id >= vocab_size; });
+          if (bad != request->ids().end()) {
+            reactor->Finish(process::ToGrpcStatus(process::FieldViolation(
+                "ids", absl::StrCat(*bad, " is not below vocab_size=", vocab_size))));
+            return;
+          }
+          const std::vector<uint32_t> ids(request->ids().begin(), request->ids().end());
+          response->set_text(tokenizer->Decode(ids, request->skip_special()));
+          reactor->Finish(grpc::Status::OK);
+        });
+    if (!queued)
+      reactor->Finish(
+          process::ToGrpcStatus(absl::ResourceExhaustedError("too much waits to be decoded")));
     return reactor;
   }
 
-  grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context, const v1::GetModelInfoRequest*,
+  grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
+                                         const v1::GetModelInfoRequest*,
                                          v1::GetModelInfoResponse* response) override {
     const ModelFacts& facts = *options_.deps.facts;
     response->set_name(facts.name);
     response->set_architecture(facts.config.architecture);
     response->set_vocab_size(facts.config.vocab_size);
     uint32_t max_model_len = options_.deps.table->max_model_len();
-    if (options_.deps.max_model_len > 0) max_model_len = std::min(max_model_len, options_.deps.max_model_len);
+    if (options_.deps.max_model_len > 0)
+      max_model_len = std::min(max_model_len, options_.deps.max_model_len);
     response->set_max_model_len(max_model_len);
     for (const uint32_t id : facts.config.eos_ids) response->add_eos_token_ids(id);
     if (facts.chat.has_value()) response->set_chat_template(std::string(facts.chat->name()));
@@ -164,20 +175,24 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
     return FinishOk(context);
   }
 
-  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* context, const v1::ListModelsRequest*,
+  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* context,
+                                       const v1::ListModelsRequest*,
                                        v1::ListModelsResponse* response) override {
     response->add_names(options_.deps.facts->name);
     return FinishOk(context);
   }
 
-  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context, const v1::GetStatusRequest*,
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
+                                      const v1::GetStatusRequest*,
                                       v1::GetStatusResponse* response) override {
     response->set_version(base::kVersion);
     response->set_topology(options_.deps.topology == Topology::kPd ? "pd" : "single");
-    response->set_requests_in_flight(static_cast<uint32_t>(options_.deps.metrics->in_flight.value()));
+    response->set_requests_in_flight(
+        static_cast<uint32_t>(options_.deps.metrics->in_flight.value()));
     response->set_requests_queued(static_cast<uint32_t>(options_.deps.admission->num_waiting()));
     response->set_serving(!options_.draining() && options_.deps.table->Usable().ok());
-    for (const WorkerTable::Row& row : options_.deps.table->Rows()) CopyWorker(row, response->add_workers());
+    for (const WorkerTable::Row& row : options_.deps.table->Rows())
+      CopyWorker(row, response->add_workers());
     return FinishOk(context);
   }
 
@@ -191,19 +206,26 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
   // Why a request is not even looked at, and what metrics call that; OK and "" otherwise.
   std::pair<absl::Status, const char*> Refusal(const v1::GenerateRequest& request) const {
     if (options_.draining()) {
-      return {process::WithRetryInfo(absl::UnavailableError("this router is shutting down"), kRetryDelay), "draining"};
+      return {process::WithRetryInfo(absl::UnavailableError("this router is shutting down"),
+                                     kRetryDelay),
+              "draining"};
     }
     if (!request.model().empty() && request.model() != options_.deps.facts->name) {
-      return {absl::NotFoundError(absl::StrCat("model \"", absl::CHexEscape(request.model().substr(0, kMaxEchoBytes)),
-                                               "\" is not served here; \"", options_.deps.facts->name, "\" is")),
+      return {absl::NotFoundError(absl::StrCat(
+                  "model \"", absl::CHexEscape(request.model().substr(0, kMaxEchoBytes)),
+                  "\" is not served here; \"", options_.deps.facts->name, "\" is")),
               "unknown_model"};
     }
     return {absl::OkStatus(), ""};
   }
 
   template <typename Reactor>
-  void StartCall(grpc::CallbackServerContext* context, const v1::GenerateRequest& request, std::string method,
-                 const std::string& id, Reactor* reactor, std::unique_ptr<ClientSink> sink) {
+  void StartCall(grpc::CallbackServerContext* context,
+                 const v1::GenerateRequest& request,
+                 std::string method,
+                 const std::string& id,
+                 Reactor* reactor,
+                 std::unique_ptr<ClientSink> sink) {
     EchoRequestId(context, id);
     if (!request.request_label().empty()) {
       BATON_LOG(Debug, "request", LogField("request_id", id),
@@ -218,7 +240,8 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
     call_request.method = std::move(method);
     call_request.received = options_.deps.clock->Now();
     call_request.deadline = call_request.received + budget;
-    auto call = std::make_shared<GenerateCall>(options_.deps, std::move(call_request), std::move(sink));
+    auto call =
+        std::make_shared<GenerateCall>(options_.deps, std::move(call_request), std::move(sink));
     reactor->Bind(call, client_deadline, std::min(kDeadlineSlack, (client_deadline - now) / 2));
     auto [refusal, reason] = Refusal(request);
     call->Start(std::move(refusal), reason);
@@ -227,7 +250,8 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
   const RouterServiceOptions options_;
 };
 
-RouterService::RouterService(RouterServiceOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+RouterService::RouterService(RouterServiceOptions options)
+    : impl_(std::make_unique<Impl>(std::move(options))) {}
 RouterService::~RouterService() = default;
 grpc::Service* RouterService::service() { return impl_.get(); }
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// Runs events one after the other, whatever threads they come from, without a lock held while they run.
+// Runs events one after the other, whatever threads they come from, without a lock held while they
+// run.
 
 #include <deque>
 #include <functional>

@@ -13,9 +13,12 @@ namespace {
 
 WorkerHealth HealthOf(worker::v1::WorkerState state) {
   switch (state) {
-    case worker::v1::WORKER_STATE_READY: return WorkerHealth::kReady;
-    case worker::v1::WORKER_STATE_DRAINING: return WorkerHealth::kDraining;
-    default: return WorkerHealth::kLoading;
+    case worker::v1::WORKER_STATE_READY:
+      return WorkerHealth::kReady;
+    case worker::v1::WORKER_STATE_DRAINING:
+      return WorkerHealth::kDraining;
+    default:
+      return WorkerHealth::kLoading;
   }
 }
 
@@ -32,9 +35,11 @@ WorkerTable::WorkerTable(const WorkerTableOptions& options) : options_(options) 
   PublishCounts();
 }
 
-std::string WorkerTable::Refuse(const Worker& worker, const worker::v1::WorkerStatus& status) const {
+std::string WorkerTable::Refuse(const Worker& worker,
+                                const worker::v1::WorkerStatus& status) const {
   if (status.role() != WorkerRoleName(worker.role)) {
-    return absl::StrCat("it is a ", status.role(), " worker, and was named as ", WorkerRoleName(worker.role));
+    return absl::StrCat("it is a ", status.role(), " worker, and was named as ",
+                        WorkerRoleName(worker.role));
   }
   if (!options_.tokenizer_fingerprint.empty() && status.state() == worker::v1::WORKER_STATE_READY &&
       status.fingerprint().tokenizer() != options_.tokenizer_fingerprint) {
@@ -94,7 +99,9 @@ void WorkerTable::Sweep() {
     base::MutexLock lock(&mutex_);
     const absl::Duration now = options_.clock->Now();
     for (auto& [address, worker] : workers_) {
-      if (worker.health == WorkerHealth::kDown || now - worker.last_seen < options_.heartbeat_timeout) continue;
+      if (worker.health == WorkerHealth::kDown ||
+          now - worker.last_seen < options_.heartbeat_timeout)
+        continue;
       SetHealth(address, &worker, WorkerHealth::kDown, "silent");
       changed = true;
     }
@@ -102,10 +109,14 @@ void WorkerTable::Sweep() {
   if (changed && on_change_ != nullptr) on_change_();
 }
 
-void WorkerTable::SetHealth(const std::string& address, Worker* worker, WorkerHealth health,
+void WorkerTable::SetHealth(const std::string& address,
+                            Worker* worker,
+                            WorkerHealth health,
                             absl::string_view reason) {
-  BATON_LOG(Info, "worker", LogField("worker", address), LogField("role", WorkerRoleName(worker->role)),
-            LogField("state", WorkerHealthName(health)), reason.empty() ? "" : LogField("reason", reason));
+  BATON_LOG(Info, "worker", LogField("worker", address),
+            LogField("role", WorkerRoleName(worker->role)),
+            LogField("state", WorkerHealthName(health)),
+            reason.empty() ? "" : LogField("reason", reason));
   worker->health = health;
   if (health == WorkerHealth::kDown) worker->work_tokens = 0;
   PublishCounts();
@@ -114,12 +125,13 @@ void WorkerTable::SetHealth(const std::string& address, Worker* worker, WorkerHe
 void WorkerTable::PublishCounts() {
   if (options_.metrics == nullptr) return;
   for (WorkerRole role : {WorkerRole::kPrefill, WorkerRole::kDecode}) {
-    for (WorkerHealth health :
-         {WorkerHealth::kDown, WorkerHealth::kLoading, WorkerHealth::kReady, WorkerHealth::kDraining}) {
+    for (WorkerHealth health : {WorkerHealth::kDown, WorkerHealth::kLoading, WorkerHealth::kReady,
+                                WorkerHealth::kDraining}) {
       const auto count = std::count_if(workers_.begin(), workers_.end(), [&](const auto& entry) {
         return entry.second.role == role && entry.second.health == health;
       });
-      options_.metrics->gauge(base::GaugeId::kRouterWorkers, {WorkerRoleName(role), WorkerHealthName(health)})
+      options_.metrics
+          ->gauge(base::GaugeId::kRouterWorkers, {WorkerRoleName(role), WorkerHealthName(health)})
           .Set(static_cast<double>(count));
     }
   }
@@ -136,7 +148,8 @@ WorkerView WorkerTable::ViewOf(const std::string& address, const Worker& worker)
       worker.role == WorkerRole::kPrefill
           ? load.queue_tokens()
           : uint64_t{view.block_tokens} * (load.kv_blocks_active() + load.kv_blocks_reserved());
-  view.load_tokens = std::max<uint64_t>(reported, static_cast<uint64_t>(std::max<int64_t>(0, worker.work_tokens)));
+  view.load_tokens =
+      std::max<uint64_t>(reported, static_cast<uint64_t>(std::max<int64_t>(0, worker.work_tokens)));
   view.available_blocks = load.kv_blocks_free() + load.kv_blocks_cached();
   view.max_prompt_tokens = worker.status.max_prompt_tokens();
   view.max_model_len = worker.status.max_model_len();

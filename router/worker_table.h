@@ -37,7 +37,8 @@ class WorkerTable {
  public:
   explicit WorkerTable(const WorkerTableOptions& options);
 
-  // Called, on the thread that reported it, after a change that may matter to Usable(). Set before the first report.
+  // Called, on the thread that reported it, after a change that may matter to Usable(). Set before
+  // the first report.
   void set_on_change(std::function<void()> on_change) { on_change_ = std::move(on_change); }
 
   // What a worker said of itself. A new incarnation starts from nothing.
@@ -47,8 +48,8 @@ class WorkerTable {
   void Sweep();
 
   std::vector<WorkerView> Snapshot() const;
-  // OK when a request can be served: one pair that fits together, or in topology single one decode worker.
-  // Errors: UNAVAILABLE, FAILED_PRECONDITION naming the field that differs.
+  // OK when a request can be served: one pair that fits together, or in topology single one decode
+  // worker. Errors: UNAVAILABLE, FAILED_PRECONDITION naming the field that differs.
   absl::Status Usable() const;
   // Longest prompt and answer together that every ready worker takes; 0 while none is ready.
   uint32_t max_model_len() const;
@@ -78,8 +79,10 @@ class WorkerTable {
 
   WorkerView ViewOf(const std::string& address, const Worker& worker) const;
   std::string Refuse(const Worker& worker, const worker::v1::WorkerStatus& status) const;
-  void SetHealth(const std::string& address, Worker* worker, WorkerHealth health, absl::string_view reason)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetHealth(const std::string& address,
+                 Worker* worker,
+                 WorkerHealth health,
+                 absl::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PublishCounts() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const WorkerTableOptions options_;

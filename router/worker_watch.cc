@@ -40,7 +40,8 @@ struct WorkerWatch::State : public std::enable_shared_from_this<WorkerWatch::Sta
 // One status stream, from its start to its end; deletes itself then.
 class WorkerWatch::Stream : public grpc::ClientReadReactor<worker::v1::WorkerStatus> {
  public:
-  Stream(std::shared_ptr<State> state, std::string address) : state_(std::move(state)), address_(std::move(address)) {
+  Stream(std::shared_ptr<State> state, std::string address)
+      : state_(std::move(state)), address_(std::move(address)) {
     request_.set_interval_ms(kStatusIntervalMs);
     stub_ = worker::v1::Cluster::NewStub(state_->channels->of(address_));
     stub_->async()->WatchStatus(&context_, &request_, this);
@@ -83,7 +84,9 @@ void WorkerWatch::State::Open(const std::string& address) {
   stream->Start();
 }
 
-void WorkerWatch::State::OnEnded(const std::string& address, bool ever_answered, const absl::Status& status) {
+void WorkerWatch::State::OnEnded(const std::string& address,
+                                 bool ever_answered,
+                                 const absl::Status& status) {
   bool ending = false;
   {
     base::MutexLock lock(&mutex);
@@ -110,8 +113,11 @@ void WorkerWatch::State::ScheduleSweep() {
   });
 }
 
-WorkerWatch::WorkerWatch(const std::vector<std::string>& addresses, const WorkerChannels* channels, Timers* timers,
-                         const base::Clock* clock, WorkerTable* table)
+WorkerWatch::WorkerWatch(const std::vector<std::string>& addresses,
+                         const WorkerChannels* channels,
+                         Timers* timers,
+                         const base::Clock* clock,
+                         WorkerTable* table)
     : state_(std::make_shared<State>()) {
   state_->channels = channels;
   state_->timers = timers;

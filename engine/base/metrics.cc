@@ -27,24 +27,24 @@ constexpr unsigned kAll = kRouter | kWorkers;
 
 using Buckets = std::vector<double>;
 
-// The boundaries of vLLM and OpenTelemetry are among ours, so that their histograms can be derived exactly; the others
-// resolve what is fast.
+// The boundaries of vLLM and OpenTelemetry are among ours, so that their histograms can be derived
+// exactly; the others resolve what is fast.
 const Buckets& TtftBuckets() {
-  static const auto* const kBuckets = new Buckets{.001, .0025, .005, .01, .02, .03, .04, .06, .08, .1, .15,
-                                                  .25,  .35,   .5,   .75, 1,   2.5, 5,   7.5, 10,  20, 40,
-                                                  80,   160,   640,  2560};
+  static const auto* const kBuckets =
+      new Buckets{.001, .0025, .005, .01, .02, .03, .04, .06, .08, .1, .15, .25, .35,
+                  .5,   .75,   1,    2.5, 5,   7.5, 10,  20,  40,  80, 160, 640, 2560};
   return *kBuckets;
 }
 const Buckets& ItlBuckets() {
-  static const auto* const kBuckets = new Buckets{.0005, .001, .002, .003, .004, .005, .006, .008, .01, .0125, .015,
-                                                  .02,   .025, .03,  .04,  .05,  .075, .1,   .15,  .2,  .3,    .4,
-                                                  .5,    .75,  1,    2.5,  5,    7.5,  10,   20,   40,  80};
+  static const auto* const kBuckets = new Buckets{
+      .0005, .001, .002, .003, .004, .005, .006, .008, .01, .0125, .015, .02, .025, .03, .04, .05,
+      .075,  .1,   .15,  .2,   .3,   .4,   .5,   .75,  1,   2.5,   5,    7.5, 10,   20,  40,  80};
   return *kBuckets;
 }
 const Buckets& PhaseBuckets() {
-  static const auto* const kBuckets = new Buckets{.001, .005, .01, .02, .04, .08, .16, .3,  .5,  .8,  1,   1.5,  2,
-                                                  2.5,  5,    10,  15,  20,  30,  40,  50,  60,  120, 240, 480,  960,
-                                                  1920, 7680};
+  static const auto* const kBuckets =
+      new Buckets{.001, .005, .01, .02, .04, .08, .16, .3, .5,  .8,  1,   1.5, 2,    2.5,
+                  5,    10,   15,  20,  30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
   return *kBuckets;
 }
 const Buckets& TransferSecondsBuckets() {
@@ -54,13 +54,14 @@ const Buckets& TransferSecondsBuckets() {
 }
 // 2^11 to 2^33 in steps of 4.
 const Buckets& BytesBuckets() {
-  static const auto* const kBuckets = new Buckets{2048,      8192,      32768,      131072,     524288,    2097152,
-                                                  8388608,   33554432,  134217728,  536870912,  2147483648, 8589934592};
+  static const auto* const kBuckets =
+      new Buckets{2048,    8192,     32768,     131072,    524288,     2097152,
+                  8388608, 33554432, 134217728, 536870912, 2147483648, 8589934592};
   return *kBuckets;
 }
 const Buckets& TokensBuckets() {
-  static const auto* const kBuckets = new Buckets{1,   2,   5,    10,   20,   50,    100,   200,   500,
-                                                  1e3, 2e3, 5e3,  1e4,  2e4,  5e4,   1e5,   2e5};
+  static const auto* const kBuckets =
+      new Buckets{1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5};
   return *kBuckets;
 }
 
@@ -85,7 +86,8 @@ constexpr auto kBytes = &BytesBuckets;
 constexpr auto kTokens = &TokensBuckets;
 
 #define BATON_PLAIN_(id, name, roles, labels, help) {name, roles, labels, help, nullptr},
-#define BATON_HISTOGRAM_(id, name, roles, labels, buckets, help) {name, roles, labels, help, buckets},
+#define BATON_HISTOGRAM_(id, name, roles, labels, buckets, help) \
+  {name, roles, labels, help, buckets},
 constexpr MetricDef kCounters[] = {BATON_COUNTERS(BATON_PLAIN_)};
 constexpr MetricDef kGauges[] = {BATON_GAUGES(BATON_PLAIN_)};
 constexpr MetricDef kHistograms[] = {BATON_HISTOGRAMS(BATON_HISTOGRAM_)};
@@ -125,8 +127,9 @@ struct Family {
     prometheus::Labels map;
     for (size_t i = 0; i < labels.size(); ++i) {
       const auto& closed = labels[i].values;
-      BATON_CHECK(closed.empty() || std::find(closed.begin(), closed.end(), values[i]) != closed.end(),
-                  "label of ", def->name, ": ", labels[i].name, "=", values[i]);
+      BATON_CHECK(
+          closed.empty() || std::find(closed.begin(), closed.end(), values[i]) != closed.end(),
+          "label of ", def->name, ": ", labels[i].name, "=", values[i]);
       map[labels[i].name] = std::string(values[i]);
     }
     return map;
@@ -147,19 +150,25 @@ struct Family {
 };
 
 template <typename Impl>
-prometheus::Family<Impl>& Register(const MetricDef& def, const prometheus::Labels& constant,
+prometheus::Family<Impl>& Register(const MetricDef& def,
+                                   const prometheus::Labels& constant,
                                    prometheus::Registry* registry) {
   if constexpr (std::is_same_v<Impl, prometheus::Counter>) {
-    return prometheus::BuildCounter().Name(def.name).Help(def.help).Labels(constant).Register(*registry);
+    return prometheus::BuildCounter().Name(def.name).Help(def.help).Labels(constant).Register(
+        *registry);
   } else if constexpr (std::is_same_v<Impl, prometheus::Gauge>) {
-    return prometheus::BuildGauge().Name(def.name).Help(def.help).Labels(constant).Register(*registry);
+    return prometheus::BuildGauge().Name(def.name).Help(def.help).Labels(constant).Register(
+        *registry);
   } else {
-    return prometheus::BuildHistogram().Name(def.name).Help(def.help).Labels(constant).Register(*registry);
+    return prometheus::BuildHistogram().Name(def.name).Help(def.help).Labels(constant).Register(
+        *registry);
   }
 }
 
 template <typename Impl, size_t N>
-std::vector<Family<Impl>> MakeFamilies(const MetricDef (&defs)[N], Role role, const prometheus::Labels& constant,
+std::vector<Family<Impl>> MakeFamilies(const MetricDef (&defs)[N],
+                                       Role role,
+                                       const prometheus::Labels& constant,
                                        prometheus::Registry* registry) {
   std::vector<Family<Impl>> families(N);
   for (size_t i = 0; i < N; ++i) {
@@ -177,9 +186,12 @@ std::vector<Family<Impl>> MakeFamilies(const MetricDef (&defs)[N], Role role, co
 
 absl::string_view RoleName(Role role) {
   switch (role) {
-    case Role::kRouter: return "router";
-    case Role::kPrefill: return "prefill";
-    case Role::kDecode: return "decode";
+    case Role::kRouter:
+      return "router";
+    case Role::kPrefill:
+      return "prefill";
+    case Role::kDecode:
+      return "decode";
   }
   return "unknown";
 }
@@ -200,8 +212,12 @@ double Gauge::value() const { return impl_ == nullptr ? 0 : impl_->Value(); }
 void Histogram::Observe(double value) const {
   if (impl_ != nullptr) impl_->Observe(value);
 }
-uint64_t Histogram::count() const { return impl_ == nullptr ? 0 : impl_->Collect().histogram.sample_count; }
-double Histogram::sum() const { return impl_ == nullptr ? 0 : impl_->Collect().histogram.sample_sum; }
+uint64_t Histogram::count() const {
+  return impl_ == nullptr ? 0 : impl_->Collect().histogram.sample_count;
+}
+double Histogram::sum() const {
+  return impl_ == nullptr ? 0 : impl_->Collect().histogram.sample_sum;
+}
 
 struct Metrics::Impl {
   Role role;
@@ -214,10 +230,12 @@ struct Metrics::Impl {
 std::unique_ptr<Metrics> Metrics::Create(Role role, absl::string_view model_name) {
   auto impl = std::make_unique<Impl>();
   impl->role = role;
-  const prometheus::Labels constant = {{"model_name", std::string(model_name)}, {"role", std::string(RoleName(role))}};
+  const prometheus::Labels constant = {{"model_name", std::string(model_name)},
+                                       {"role", std::string(RoleName(role))}};
   impl->counters = MakeFamilies<prometheus::Counter>(kCounters, role, constant, &impl->registry);
   impl->gauges = MakeFamilies<prometheus::Gauge>(kGauges, role, constant, &impl->registry);
-  impl->histograms = MakeFamilies<prometheus::Histogram>(kHistograms, role, constant, &impl->registry);
+  impl->histograms =
+      MakeFamilies<prometheus::Histogram>(kHistograms, role, constant, &impl->registry);
   return std::unique_ptr<Metrics>(new Metrics(std::move(impl)));
 }
 
@@ -243,7 +261,8 @@ Role Metrics::role() const { return impl_->role; }
 
 std::string Metrics::Scrape() const {
   std::vector<prometheus::MetricFamily> families = impl_->registry.Collect();
-  for (prometheus::MetricFamily& family : CollectProcessStats()) families.push_back(std::move(family));
+  for (prometheus::MetricFamily& family : CollectProcessStats())
+    families.push_back(std::move(family));
   return prometheus::TextSerializer().Serialize(families);
 }
 

@@ -30,8 +30,9 @@ enum class GaugeId { BATON_GAUGES(BATON_METRIC_ID_) kNumIds };
 enum class HistogramId { BATON_HISTOGRAMS(BATON_METRIC_ID_) kNumIds };
 #undef BATON_METRIC_ID_
 
-// Handles are small values, thread-safe, valid as long as their Metrics. Take them once, not per event: the look-up
-// locks. A default-made handle counts nothing, so that code can be tested without metrics.
+// Handles are small values, thread-safe, valid as long as their Metrics. Take them once, not per
+// event: the look-up locks. A default-made handle counts nothing, so that code can be tested
+// without metrics.
 class Counter {
  public:
   Counter() = default;
@@ -80,17 +81,25 @@ class Metrics {
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  // `labels` are values in the order of the table. It is our bug, and checked, to ask for a metric that this role does
-  // not export, for a wrong number of labels or for a value outside a closed set. Keep open labels bounded.
+  // `labels` are values in the order of the table. It is our bug, and checked, to ask for a metric
+  // that this role does not export, for a wrong number of labels or for a value outside a closed
+  // set. Keep open labels bounded.
   Counter counter(CounterId id, absl::Span<const absl::string_view> labels = {});
   Gauge gauge(GaugeId id, absl::Span<const absl::string_view> labels = {});
   Histogram histogram(HistogramId id, absl::Span<const absl::string_view> labels = {});
   // Shorthand: metrics.gauge(GaugeId::kKvBlocks, "free").
-  Counter counter(CounterId id, absl::string_view label) { return counter(id, absl::MakeConstSpan(&label, 1)); }
-  Gauge gauge(GaugeId id, absl::string_view label) { return gauge(id, absl::MakeConstSpan(&label, 1)); }
-  Histogram histogram(HistogramId id, absl::string_view label) { return histogram(id, absl::MakeConstSpan(&label, 1)); }
+  Counter counter(CounterId id, absl::string_view label) {
+    return counter(id, absl::MakeConstSpan(&label, 1));
+  }
+  Gauge gauge(GaugeId id, absl::string_view label) {
+    return gauge(id, absl::MakeConstSpan(&label, 1));
+  }
+  Histogram histogram(HistogramId id, absl::string_view label) {
+    return histogram(id, absl::MakeConstSpan(&label, 1));
+  }
 
-  // Takes a series away, for instance that of a peer that has gone. Its handles must not be used any more.
+  // Takes a series away, for instance that of a peer that has gone. Its handles must not be used
+  // any more.
   void Remove(GaugeId id, absl::Span<const absl::string_view> labels);
 
   Role role() const;

@@ -8,104 +8,171 @@
 // Every series also carries the constant labels model_name and role.
 
 // clang-format off
-#define BATON_COUNTERS(X)                                                                                             \
-  /* Requests inside a worker. */                                                                                     \
-  X(PromptTokens, "baton_prompt_tokens_total", kWorkers, "source=computed|cached|transferred",                        \
-    "Prompt tokens by where their KV came from.")                                                                     \
-  X(GenerationTokens, "baton_generation_tokens_total", kAll, "", "Tokens generated; in the router: received for clients.")     \
-  X(RequestsFinished, "baton_requests_finished_total", kWorkers, "finished_reason=stop|length|tool_calls|abort|error", \
-    "Requests that ended in this worker, by reason; each counts once.")                                               \
-  X(PrefixCacheQueries, "baton_prefix_cache_queries_total", kWorkers, "", "Prompt tokens looked up in the prefix cache.") \
-  X(PrefixCacheHits, "baton_prefix_cache_hits_total", kWorkers, "", "Prompt tokens found in the prefix cache.")       \
-  X(Preemptions, "baton_preemptions_total", kWorkers, "", "Sequences put back for want of KV blocks.")                \
-  X(NanLogits, "baton_nan_logits_total", kWorkers, "", "Requests that ended because their logits were not finite.")   \
-  X(KvFp8Saturated, "baton_kv_fp8_saturated_total", kWorkers, "tensor=k|v", "Sampled K and V values beyond the range of e4m3.") \
-  /* Hand-over. */                                                                                                    \
-  X(KvTransferUnitsSkipped, "baton_kv_transfer_units_skipped_total", kPrefill, "reason=prefix",                       \
-    "Blocks that were not sent because the decode worker held them.")                                                 \
-  X(KvTransferFailures, "baton_kv_transfer_failures_total", kWorkers, "transport=shm|tcp reason=abort|checksum|peer_gone|stall|error", \
-    "Hand-overs that failed.")                                                                                        \
-  X(KvReservationExpired, "baton_kv_reservation_expired_total", kDecode, "", "Reservations whose deadline passed before the KV landed.") \
-  /* Router. */                                                                                                       \
-  X(RouterRequests, "baton_router_requests_total", kRouter, "protocol=grpc|http method=generate|generate_unary code", \
-    "Requests received, each counted once when it ended, by status code.")                                            \
-  X(RouterDecisions, "baton_router_decisions_total", kRouter, "decision=prefill-decode|decode-only|prefill-only",     \
-    "Where requests were sent.")                                                                                      \
-  X(RouterRetries, "baton_router_retries_total", kRouter, "reason=exhausted|unavailable|data_loss",                   \
-    "Further attempts at a request, by what ended the attempt before.")                                               \
-  X(RouterRejected, "baton_router_rejected_total", kRouter, "reason=invalid|queue_full|deadline|draining|no_worker|unknown_model", \
-    "Requests that were never dispatched, by reason.")                                                                \
-  /* gRPC server, the names of the go-grpc-prometheus family, so that known dashboards work. */                       \
-  X(GrpcServerStarted, "grpc_server_started_total", kAll, "grpc_type grpc_service grpc_method", "RPCs started on the server.") \
-  X(GrpcServerHandled, "grpc_server_handled_total", kAll, "grpc_type grpc_service grpc_method grpc_code",             \
-    "RPCs completed on the server, whatever the outcome.")                                                            \
-  X(GrpcServerMsgReceived, "grpc_server_msg_received_total", kAll, "grpc_type grpc_service grpc_method",              \
-    "Messages received on the server.")                                                                               \
-  X(GrpcServerMsgSent, "grpc_server_msg_sent_total", kAll, "grpc_type grpc_service grpc_method", "Messages sent by the server.")
+#define BATON_COUNTERS(X)                                                                         \
+  /* Requests inside a worker. */                                                                 \
+  X(PromptTokens, "baton_prompt_tokens_total", kWorkers, "source=computed|cached|transferred",    \
+    "Prompt tokens by where their KV came from.")                                                 \
+  X(GenerationTokens, "baton_generation_tokens_total", kAll, "",                                  \
+    "Tokens generated; in the router: received for clients.")                                     \
+  X(RequestsFinished, "baton_requests_finished_total", kWorkers,                                  \
+    "finished_reason=stop|length|tool_calls|abort|error",                                         \
+    "Requests that ended in this worker, by reason; each counts once.")                           \
+  X(PrefixCacheQueries, "baton_prefix_cache_queries_total", kWorkers, "",                         \
+    "Prompt tokens looked up in the prefix cache.")                                               \
+  X(PrefixCacheHits, "baton_prefix_cache_hits_total", kWorkers, "",                               \
+    "Prompt tokens found in the prefix cache.")                                                   \
+  X(Preemptions, "baton_preemptions_total", kWorkers, "",                                         \
+    "Sequences put back for want of KV blocks.")                                                  \
+  X(NanLogits, "baton_nan_logits_total", kWorkers, "",                                            \
+    "Requests that ended because their logits were not finite.")                                  \
+  X(KvFp8Saturated, "baton_kv_fp8_saturated_total", kWorkers, "tensor=k|v",                       \
+    "Sampled K and V values beyond the range of e4m3.")                                           \
+  /* Hand-over. */                                                                                \
+  X(KvTransferUnitsSkipped, "baton_kv_transfer_units_skipped_total", kPrefill, "reason=prefix",   \
+    "Blocks that were not sent because the decode worker held them.")                             \
+  X(KvTransferFailures, "baton_kv_transfer_failures_total", kWorkers,                             \
+    "transport=shm|tcp reason=abort|checksum|peer_gone|stall|error",                              \
+    "Hand-overs that failed.")                                                                    \
+  X(KvReservationExpired, "baton_kv_reservation_expired_total", kDecode, "",                      \
+    "Reservations whose deadline passed before the KV landed.")                                   \
+  /* Router. */                                                                                   \
+  X(RouterRequests, "baton_router_requests_total", kRouter,                                       \
+    "protocol=grpc|http method=generate|generate_unary code",                                     \
+    "Requests received, each counted once when it ended, by status code.")                        \
+  X(RouterDecisions, "baton_router_decisions_total", kRouter,                                     \
+    "decision=prefill-decode|decode-only|prefill-only",                                           \
+    "Where requests were sent.")                                                                  \
+  X(RouterRetries, "baton_router_retries_total", kRouter,                                         \
+    "reason=exhausted|unavailable|data_loss",                                                     \
+    "Further attempts at a request, by what ended the attempt before.")                           \
+  X(RouterRejected, "baton_router_rejected_total", kRouter,                                       \
+    "reason=invalid|queue_full|deadline|draining|no_worker|unknown_model",                        \
+    "Requests that were never dispatched, by reason.")                                            \
+  /* gRPC server, the names of the go-grpc-prometheus family, so that known dashboards work. */   \
+  X(GrpcServerStarted, "grpc_server_started_total", kAll, "grpc_type grpc_service grpc_method",   \
+    "RPCs started on the server.")                                                                \
+  X(GrpcServerHandled, "grpc_server_handled_total", kAll,                                         \
+    "grpc_type grpc_service grpc_method grpc_code",                                               \
+    "RPCs completed on the server, whatever the outcome.")                                        \
+  X(GrpcServerMsgReceived, "grpc_server_msg_received_total", kAll,                                \
+    "grpc_type grpc_service grpc_method",                                                         \
+    "Messages received on the server.")                                                           \
+  X(GrpcServerMsgSent, "grpc_server_msg_sent_total", kAll, "grpc_type grpc_service grpc_method",  \
+    "Messages sent by the server.")
 
-#define BATON_GAUGES(X)                                                                                               \
-  X(BuildInfo, "baton_build_info", kAll, "version commit backend cuda", "1; what is running.")                        \
-  X(WorkerState, "baton_worker_state", kWorkers, "state=loading|ready|draining", "1 for the state the worker is in.") \
-  X(ModelLoadSeconds, "baton_model_load_seconds", kWorkers, "", "Time from start until the model was loaded and warm.") \
-  X(RequestsRunning, "baton_requests_running", kWorkers, "", "Requests that are being computed.")                     \
-  X(RequestsWaiting, "baton_requests_waiting", kWorkers, "", "Requests that wait to be computed.")                    \
-  X(RequestsWaitingByReason, "baton_requests_waiting_by_reason", kWorkers, "reason=capacity|kv_blocks|kv_transfer|grammar", \
-    "Requests that wait to be computed, by what they wait for.")                                                      \
-  X(QueueTokens, "baton_queue_tokens", kWorkers, "", "Prompt tokens accepted and not computed yet.")                  \
-  X(KvCacheUsageRatio, "baton_kv_cache_usage_ratio", kWorkers, "", "Share of the KV blocks in use, 0 to 1; blocks held by the prefix cache alone are free.") \
-  X(KvCacheInfo, "baton_kv_cache_info", kWorkers, "block_size num_blocks kv_dtype block_bytes", "1; shape of the KV cache.") \
-  X(KvBlocks, "baton_kv_blocks", kWorkers, "state=free|cached|active|reserved|quarantined", "KV blocks by state; they add up to the pool.") \
-  X(KvTransferRequests, "baton_kv_transfer_requests", kWorkers, "stage=prealloc|inflight|waiting_prefill",            \
-    "Hand-overs in progress, by stage.")                                                                              \
-  X(KvTransportSelected, "baton_kv_transport_selected", kWorkers, "transport peer", "1; the transport in use to a peer.") \
-  X(KvTransportProbe, "baton_kv_transport_probe_bytes_per_second", kWorkers, "transport peer",                        \
-    "Speed of the probe copy made when the peers met.")                                                               \
-  X(RouterRequestsInFlight, "baton_router_requests_in_flight", kRouter, "", "Generate calls received and not ended.") \
-  X(RouterQueueDepth, "baton_router_queue_depth", kRouter, "priority=normal", "Requests that wait for a place.")      \
-  X(RouterWorkers, "baton_router_workers", kRouter, "worker_role=prefill|decode state=ready|loading|draining|down",   \
+#define BATON_GAUGES(X)                                                                           \
+  X(BuildInfo, "baton_build_info", kAll, "version commit backend cuda",                           \
+    "1; what is running.")                                                                        \
+  X(WorkerState, "baton_worker_state", kWorkers, "state=loading|ready|draining",                  \
+    "1 for the state the worker is in.")                                                          \
+  X(ModelLoadSeconds, "baton_model_load_seconds", kWorkers, "",                                   \
+    "Time from start until the model was loaded and warm.")                                       \
+  X(RequestsRunning, "baton_requests_running", kWorkers, "",                                      \
+    "Requests that are being computed.")                                                          \
+  X(RequestsWaiting, "baton_requests_waiting", kWorkers, "",                                      \
+    "Requests that wait to be computed.")                                                         \
+  X(RequestsWaitingByReason, "baton_requests_waiting_by_reason", kWorkers,                        \
+    "reason=capacity|kv_blocks|kv_transfer|grammar",                                              \
+    "Requests that wait to be computed, by what they wait for.")                                  \
+  X(QueueTokens, "baton_queue_tokens", kWorkers, "",                                              \
+    "Prompt tokens accepted and not computed yet.")                                               \
+  X(KvCacheUsageRatio, "baton_kv_cache_usage_ratio", kWorkers, "",                                \
+    "Share of the KV blocks in use, 0 to 1; blocks held by the prefix cache alone are free.")     \
+  X(KvCacheInfo, "baton_kv_cache_info", kWorkers, "block_size num_blocks kv_dtype block_bytes",   \
+    "1; shape of the KV cache.")                                                                  \
+  X(KvBlocks, "baton_kv_blocks", kWorkers, "state=free|cached|active|reserved|quarantined",       \
+    "KV blocks by state; they add up to the pool.")                                               \
+  X(KvTransferRequests, "baton_kv_transfer_requests", kWorkers,                                   \
+    "stage=prealloc|inflight|waiting_prefill",                                                    \
+    "Hand-overs in progress, by stage.")                                                          \
+  X(KvTransportSelected, "baton_kv_transport_selected", kWorkers, "transport peer",               \
+    "1; the transport in use to a peer.")                                                         \
+  X(KvTransportProbe, "baton_kv_transport_probe_bytes_per_second", kWorkers, "transport peer",    \
+    "Speed of the probe copy made when the peers met.")                                           \
+  X(RouterRequestsInFlight, "baton_router_requests_in_flight", kRouter, "",                       \
+    "Generate calls received and not ended.")                                                     \
+  X(RouterQueueDepth, "baton_router_queue_depth", kRouter, "priority=normal",                     \
+    "Requests that wait for a place.")                                                            \
+  X(RouterWorkers, "baton_router_workers", kRouter,                                               \
+    "worker_role=prefill|decode state=ready|loading|draining|down",                               \
     "Workers by state.")
 
-#define BATON_HISTOGRAMS(X)                                                                                           \
-  /* Requests inside a worker. */                                                                                     \
-  X(TimeToFirstToken, "baton_time_to_first_token_seconds", kWorkers, "", kTtft, "From arrival in this worker to its first token.") \
-  X(InterTokenLatency, "baton_inter_token_latency_seconds", kWorkers, "", kItl, "Between two tokens of a request.")   \
-  X(RequestTimePerOutputToken, "baton_request_time_per_output_token_seconds", kWorkers, "", kItl,                     \
-    "Mean time between the tokens of a finished request.")                                                            \
-  X(E2eRequestLatency, "baton_e2e_request_latency_seconds", kWorkers, "", kPhase, "From arrival in this worker to the end.") \
-  X(RequestQueueTime, "baton_request_queue_time_seconds", kWorkers, "", kPhase, "From arrival to the first step.")    \
-  X(RequestPrefillTime, "baton_request_prefill_time_seconds", kWorkers, "", kPhase, "From the first step to the first token.") \
-  X(RequestDecodeTime, "baton_request_decode_time_seconds", kWorkers, "", kPhase, "From the first token to the last.") \
-  X(RequestInferenceTime, "baton_request_inference_time_seconds", kWorkers, "", kPhase, "From the first step to the last token.") \
-  X(RequestPromptTokens, "baton_request_prompt_tokens", kWorkers, "", kTokens, "Prompt tokens of a request.")         \
-  X(RequestGenerationTokens, "baton_request_generation_tokens", kWorkers, "", kTokens, "Tokens generated for a request.") \
-  X(RequestParamsMaxTokens, "baton_request_params_max_tokens", kWorkers, "", kTokens, "max_tokens of a request.")     \
-  X(IterationTokens, "baton_iteration_tokens", kWorkers, "", kTokens, "Tokens in one step.")                          \
-  X(IterationDuration, "baton_iteration_duration_seconds", kWorkers, "phase=prefill|decode|draft|verify|mixed", kItl, \
-    "Duration of one step.")                                                                                          \
-  X(KvAppend, "baton_kv_append_seconds", kWorkers, "", kItl, "Time of a request's prefill spent in the append kernel, where the backend measures it.") \
-  /* Hand-over. */                                                                                                    \
-  X(KvAbortToFree, "baton_kv_abort_to_free_seconds", kWorkers, "", kPhase, "From the abort of a request until its KV blocks were free.") \
-  X(KvQuarantine, "baton_kv_quarantine_seconds", kDecode, "", kPhase, "Time blocks spent waiting for their writer to be quiet.") \
-  X(KvTransferDuration, "baton_kv_transfer_duration_seconds", kWorkers, "transport=shm|tcp direction=send|recv", kTransferSeconds, \
-    "From a hand-over's first byte to its last.")                                                                     \
-  X(KvTransferBytes, "baton_kv_transfer_bytes", kWorkers, "transport=shm|tcp direction=send|recv", kBytes, \
-    "KV bytes of one hand-over.")                                                                                     \
-  X(KvTransferExposed, "baton_kv_transfer_exposed_seconds", kDecode, "", kTransferSeconds,                            \
-    "Time decode waited for KV that compute did not hide.")                                                           \
-  /* Router. */                                                                                                       \
-  X(RouterRequestDuration, "baton_router_request_duration_seconds", kRouter, "method=generate|generate_unary", kPhase, \
-    "From reception of a request to its end.")                                                                        \
-  X(RouterTimeToFirstToken, "baton_router_time_to_first_token_seconds", kRouter, "method=generate|generate_unary", kTtft, \
-    "From reception of a request until its first token was there for the client: the true TTFT.")                     \
-  X(RouterInterTokenLatency, "baton_router_inter_token_latency_seconds", kRouter, "method=generate|generate_unary", kItl, \
-    "Between two tokens of an answer as they reach the router.")                                                      \
-  X(RouterQueueTime, "baton_router_queue_time_seconds", kRouter, "", kPhase, "Time a request waited for a place.")    \
-  X(RouterTtftStage, "baton_router_ttft_stage_seconds", kRouter,                                                      \
-    "stage=tokenize|queue|reserve|prefill|prefill_queue|prefill_compute|append|forward|handover|first_decode", kTtft, \
-    "Parts of the time to first token; handover and first_decode follow it. prefill_* and append are parts of prefill.") \
-  X(RouterDecisionDuration, "baton_router_decision_duration_seconds", kRouter, "", kItl, "Time to choose workers.")   \
-  X(RouterTokenize, "baton_router_tokenize_seconds", kRouter, "", kItl, "Time to render and encode a prompt.")        \
-  X(RouterDetokenize, "baton_router_detokenize_seconds", kRouter, "", kItl, "Time spent making text over one answer.") \
-  X(GrpcServerHandling, "grpc_server_handling_seconds", kAll, "grpc_type grpc_service grpc_method", kPhase,           \
+#define BATON_HISTOGRAMS(X)                                                                       \
+  /* Requests inside a worker. */                                                                 \
+  X(TimeToFirstToken, "baton_time_to_first_token_seconds", kWorkers, "", kTtft,                   \
+    "From arrival in this worker to its first token.")                                            \
+  X(InterTokenLatency, "baton_inter_token_latency_seconds", kWorkers, "", kItl,                   \
+    "Between two tokens of a request.")                                                           \
+  X(RequestTimePerOutputToken, "baton_request_time_per_output_token_seconds", kWorkers, "", kItl, \
+    "Mean time between the tokens of a finished request.")                                        \
+  X(E2eRequestLatency, "baton_e2e_request_latency_seconds", kWorkers, "", kPhase,                 \
+    "From arrival in this worker to the end.")                                                    \
+  X(RequestQueueTime, "baton_request_queue_time_seconds", kWorkers, "", kPhase,                   \
+    "From arrival to the first step.")                                                            \
+  X(RequestPrefillTime, "baton_request_prefill_time_seconds", kWorkers, "", kPhase,               \
+    "From the first step to the first token.")                                                    \
+  X(RequestDecodeTime, "baton_request_decode_time_seconds", kWorkers, "", kPhase,                 \
+    "From the first token to the last.")                                                          \
+  X(RequestInferenceTime, "baton_request_inference_time_seconds", kWorkers, "", kPhase,           \
+    "From the first step to the last token.")                                                     \
+  X(RequestPromptTokens, "baton_request_prompt_tokens", kWorkers, "", kTokens,                    \
+    "Prompt tokens of a request.")                                                                \
+  X(RequestGenerationTokens, "baton_request_generation_tokens", kWorkers, "", kTokens,            \
+    "Tokens generated for a request.")                                                            \
+  X(RequestParamsMaxTokens, "baton_request_params_max_tokens", kWorkers, "", kTokens,             \
+    "max_tokens of a request.")                                                                   \
+  X(IterationTokens, "baton_iteration_tokens", kWorkers, "", kTokens,                             \
+    "Tokens in one step.")                                                                        \
+  X(IterationDuration, "baton_iteration_duration_seconds", kWorkers,                              \
+    "phase=prefill|decode|draft|verify|mixed",                                                    \
+    kItl,                                                                                         \
+    "Duration of one step.")                                                                      \
+  X(KvAppend, "baton_kv_append_seconds", kWorkers, "", kItl,                                      \
+    "Time of a request's prefill spent in the append kernel, where the backend measures it.")     \
+  /* Hand-over. */                                                                                \
+  X(KvAbortToFree, "baton_kv_abort_to_free_seconds", kWorkers, "", kPhase,                        \
+    "From the abort of a request until its KV blocks were free.")                                 \
+  X(KvQuarantine, "baton_kv_quarantine_seconds", kDecode, "", kPhase,                             \
+    "Time blocks spent waiting for their writer to be quiet.")                                    \
+  X(KvTransferDuration, "baton_kv_transfer_duration_seconds", kWorkers,                           \
+    "transport=shm|tcp direction=send|recv",                                                      \
+    kTransferSeconds,                                                                             \
+    "From a hand-over's first byte to its last.")                                                 \
+  X(KvTransferBytes, "baton_kv_transfer_bytes", kWorkers,                                         \
+    "transport=shm|tcp direction=send|recv",                                                      \
+    kBytes,                                                                                       \
+    "KV bytes of one hand-over.")                                                                 \
+  X(KvTransferExposed, "baton_kv_transfer_exposed_seconds", kDecode, "", kTransferSeconds,        \
+    "Time decode waited for KV that compute did not hide.")                                       \
+  /* Router. */                                                                                   \
+  X(RouterRequestDuration, "baton_router_request_duration_seconds", kRouter,                      \
+    "method=generate|generate_unary",                                                             \
+    kPhase,                                                                                       \
+    "From reception of a request to its end.")                                                    \
+  X(RouterTimeToFirstToken, "baton_router_time_to_first_token_seconds", kRouter,                  \
+    "method=generate|generate_unary",                                                             \
+    kTtft,                                                                                        \
+    "From reception of a request until its first token was there for the client: the true TTFT.") \
+  X(RouterInterTokenLatency, "baton_router_inter_token_latency_seconds", kRouter,                 \
+    "method=generate|generate_unary",                                                             \
+    kItl,                                                                                         \
+    "Between two tokens of an answer as they reach the router.")                                  \
+  X(RouterQueueTime, "baton_router_queue_time_seconds", kRouter, "", kPhase,                      \
+    "Time a request waited for a place.")                                                         \
+  X(RouterTtftStage, "baton_router_ttft_stage_seconds", kRouter,                                  \
+    "stage=tokenize|queue|reserve|prefill|prefill_queue|prefill_compute|append|forward|"          \
+    "handover|first_decode",                                                                      \
+    kTtft,                                                                                        \
+    "Parts of the time to first token; handover and first_decode follow it. prefill_* and "       \
+    "append are parts of prefill.")                                                               \
+  X(RouterDecisionDuration, "baton_router_decision_duration_seconds", kRouter, "", kItl,          \
+    "Time to choose workers.")                                                                    \
+  X(RouterTokenize, "baton_router_tokenize_seconds", kRouter, "", kItl,                           \
+    "Time to render and encode a prompt.")                                                        \
+  X(RouterDetokenize, "baton_router_detokenize_seconds", kRouter, "", kItl,                       \
+    "Time spent making text over one answer.")                                                    \
+  X(GrpcServerHandling, "grpc_server_handling_seconds", kAll,                                     \
+    "grpc_type grpc_service grpc_method",                                                         \
+    kPhase,                                                                                       \
     "Duration of RPCs on the server.")
 // clang-format on

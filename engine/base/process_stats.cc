@@ -36,7 +36,8 @@ std::string ReadFile(const char* path) {
   return text.str();
 }
 
-// Fields of /proc/self/stat from the third on: the second, the program's name, may hold spaces and ends at the last ')'.
+// Fields of /proc/self/stat from the third on: the second, the program's name, may hold spaces and
+// ends at the last ')'.
 std::vector<std::string> StatFields() {
   const std::string text = ReadFile("/proc/self/stat");
   const size_t end = text.rfind(')');
@@ -47,7 +48,8 @@ std::vector<std::string> StatFields() {
 // Field `number` of proc(5), counted from 1.
 std::optional<double> Field(const std::vector<std::string>& fields, size_t number) {
   double value = 0;
-  if (number < 3 || number - 3 >= fields.size() || !absl::SimpleAtod(fields[number - 3], &value)) return std::nullopt;
+  if (number < 3 || number - 3 >= fields.size() || !absl::SimpleAtod(fields[number - 3], &value))
+    return std::nullopt;
   return value;
 }
 
@@ -76,14 +78,16 @@ std::vector<MetricFamily> CollectProcessStats() {
   std::vector<MetricFamily> out;
   const std::vector<std::string> fields = StatFields();
   const double tick = static_cast<double>(sysconf(_SC_CLK_TCK));
-  const auto user = Field(fields, 14), system = Field(fields, 15), threads = Field(fields, 20), start = Field(fields, 22),
-             virtual_bytes = Field(fields, 23), resident_pages = Field(fields, 24);
+  const auto user = Field(fields, 14), system = Field(fields, 15), threads = Field(fields, 20),
+             start = Field(fields, 22), virtual_bytes = Field(fields, 23),
+             resident_pages = Field(fields, 24);
   if (user && system) {
-    out.push_back(Make("process_cpu_seconds_total", "User and system CPU time.", MetricType::Counter,
-                       (*user + *system) / tick));
+    out.push_back(Make("process_cpu_seconds_total", "User and system CPU time.",
+                       MetricType::Counter, (*user + *system) / tick));
   }
   if (virtual_bytes) {
-    out.push_back(Make("process_virtual_memory_bytes", "Virtual memory size.", MetricType::Gauge, *virtual_bytes));
+    out.push_back(Make("process_virtual_memory_bytes", "Virtual memory size.", MetricType::Gauge,
+                       *virtual_bytes));
   }
   if (resident_pages) {
     out.push_back(Make("process_resident_memory_bytes", "Resident memory size.", MetricType::Gauge,
@@ -92,16 +96,16 @@ std::vector<MetricFamily> CollectProcessStats() {
   if (threads) out.push_back(Make("process_threads", "Threads.", MetricType::Gauge, *threads));
   static const std::optional<double> boot_time = BootTime();
   if (start && boot_time) {
-    out.push_back(Make("process_start_time_seconds", "Start of the process since the Unix epoch.", MetricType::Gauge,
-                       *boot_time + *start / tick));
+    out.push_back(Make("process_start_time_seconds", "Start of the process since the Unix epoch.",
+                       MetricType::Gauge, *boot_time + *start / tick));
   }
   if (const auto open = OpenDescriptors()) {
     out.push_back(Make("process_open_fds", "Open file descriptors.", MetricType::Gauge, *open));
   }
   rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-    out.push_back(Make("process_max_fds", "Most file descriptors that may be open.", MetricType::Gauge,
-                       static_cast<double>(limit.rlim_cur)));
+    out.push_back(Make("process_max_fds", "Most file descriptors that may be open.",
+                       MetricType::Gauge, static_cast<double>(limit.rlim_cur)));
   }
   return out;
 }

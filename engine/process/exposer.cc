@@ -17,17 +17,23 @@ constexpr char kThreads[] = "4";
 
 const char* ReasonOf(int status) {
   switch (status) {
-    case 200: return "OK";
-    case 404: return "Not Found";
-    case 405: return "Method Not Allowed";
-    case 503: return "Service Unavailable";
-    default: return "Unknown";
+    case 200:
+      return "OK";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 503:
+      return "Service Unavailable";
+    default:
+      return "Unknown";
   }
 }
 
 void Send(mg_connection* connection, const HttpPage& page, bool with_body) {
-  const std::string head = absl::StrCat("HTTP/1.1 ", page.status, " ", ReasonOf(page.status), "\r\nContent-Type: ",
-                                        page.content_type, "\r\nContent-Length: ", page.body.size(),
+  const std::string head = absl::StrCat("HTTP/1.1 ", page.status, " ", ReasonOf(page.status),
+                                        "\r\nContent-Type: ", page.content_type,
+                                        "\r\nContent-Length: ", page.body.size(),
                                         "\r\nCache-Control: no-store\r\nConnection: close\r\n",
                                         page.status == 405 ? "Allow: GET, HEAD\r\n" : "", "\r\n");
   mg_write(connection, head.data(), head.size());
@@ -36,13 +42,15 @@ void Send(mg_connection* connection, const HttpPage& page, bool with_body) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Exposer>> Exposer::Start(const std::string& host, int port, Pages pages) {
+absl::StatusOr<std::unique_ptr<Exposer>> Exposer::Start(const std::string& host,
+                                                        int port,
+                                                        Pages pages) {
   // civetweb counts the calls of its set-up; nothing is torn down before the process ends.
   static const unsigned kInitialised = mg_init_library(0);
   (void)kInitialised;
   std::unique_ptr<Exposer> exposer(new Exposer(host, std::move(pages)));
   const std::string address = absl::StrCat(host, ":", port);
-  const char* options[] = {"listening_ports",    address.c_str(), "num_threads",       kThreads,
+  const char* options[] = {"listening_ports",    address.c_str(),   "num_threads", kThreads,
                            "request_timeout_ms", kRequestTimeoutMs, nullptr};
   mg_callbacks callbacks = {};
   callbacks.log_message = [](const mg_connection*, const char*) { return 1; };  // not to stderr

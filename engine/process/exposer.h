@@ -26,9 +26,11 @@ class Exposer {
  public:
   using Pages = std::map<std::string, std::function<HttpPage()>>;
 
-  // `pages` by path, such as "/metrics". Other paths are 404, other methods 405. Port 0: any free one.
-  // Errors: UNAVAILABLE when the port cannot be had.
-  static absl::StatusOr<std::unique_ptr<Exposer>> Start(const std::string& host, int port, Pages pages);
+  // `pages` by path, such as "/metrics". Other paths are 404, other methods 405. Port 0: any free
+  // one. Errors: UNAVAILABLE when the port cannot be had.
+  static absl::StatusOr<std::unique_ptr<Exposer>> Start(const std::string& host,
+                                                        int port,
+                                                        Pages pages);
   // Waits for requests being answered.
   ~Exposer();
   Exposer(const Exposer&) = delete;

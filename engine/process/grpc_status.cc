@@ -26,7 +26,8 @@ std::string ValidUtf8(absl::string_view text) {
   std::string out;
   while (!text.empty()) {
     const base::Utf8Step step = base::DecodeUtf8(text);
-    base::AppendUtf8(step.kind == base::Utf8Step::kValid ? step.code_point : base::kReplacementChar, &out);
+    base::AppendUtf8(step.kind == base::Utf8Step::kValid ? step.code_point : base::kReplacementChar,
+                     &out);
     text.remove_prefix(step.length);
   }
   return out;
@@ -55,9 +56,10 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
     any->set_type_url(std::string(type_url));
     any->set_value(std::string(payload));
   });
-  const auto code = static_cast<grpc::StatusCode>(status.raw_code() >= 0 && status.raw_code() <= 16
-                                                      ? status.raw_code()
-                                                      : static_cast<int>(grpc::StatusCode::UNKNOWN));
+  const auto code =
+      static_cast<grpc::StatusCode>(status.raw_code() >= 0 && status.raw_code() <= 16
+                                        ? status.raw_code()
+                                        : static_cast<int>(grpc::StatusCode::UNKNOWN));
   const std::string message = ValidUtf8(status.message());
   if (details.details_size() == 0) return grpc::Status(code, message);
   details.set_code(code);
@@ -72,7 +74,8 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
   if (!details.ParseFromString(status.error_details())) return out;
   for (int i = 0; i < details.details_size() && i < kMaxDetails; ++i) {
     const auto& any = details.details(i);
-    if (absl::StartsWith(any.type_url(), kTypePrefix)) out.SetPayload(any.type_url(), absl::Cord(any.value()));
+    if (absl::StartsWith(any.type_url(), kTypePrefix))
+      out.SetPayload(any.type_url(), absl::Cord(any.value()));
   }
   return out;
 }
@@ -96,7 +99,8 @@ absl::Status WithRetryInfo(absl::Status status, absl::Duration delay) {
   return status;
 }
 
-absl::Status WithErrorInfo(absl::Status status, absl::string_view reason,
+absl::Status WithErrorInfo(absl::Status status,
+                           absl::string_view reason,
                            const std::map<std::string, std::string>& metadata) {
   rpc::v1::ErrorInfo detail;
   detail.set_reason(std::string(reason));
@@ -110,14 +114,16 @@ std::vector<Violation> FieldViolations(const absl::Status& status) {
   std::vector<Violation> out;
   const auto detail = ReadDetail<rpc::v1::BadRequest>(status, kBadRequest);
   if (!detail.has_value()) return out;
-  for (const auto& violation : detail->field_violations()) out.push_back({violation.field(), violation.description()});
+  for (const auto& violation : detail->field_violations())
+    out.push_back({violation.field(), violation.description()});
   return out;
 }
 
 std::optional<absl::Duration> RetryDelay(const absl::Status& status) {
   const auto detail = ReadDetail<rpc::v1::RetryInfo>(status, kRetryInfo);
   if (!detail.has_value()) return std::nullopt;
-  return absl::Seconds(detail->retry_delay().seconds()) + absl::Nanoseconds(detail->retry_delay().nanos());
+  return absl::Seconds(detail->retry_delay().seconds()) +
+         absl::Nanoseconds(detail->retry_delay().nanos());
 }
 
 std::optional<ErrorInfo> GetErrorInfo(const absl::Status& status) {

@@ -1,7 +1,8 @@
 #pragma once
 
-// absl::Status <-> grpc::Status, and the details that travel with it (google.rpc.*, in grpc-status-details-bin).
-// Inside the project details are payloads of the absl::Status, so they survive being passed on.
+// absl::Status <-> grpc::Status, and the details that travel with it (google.rpc.*, in
+// grpc-status-details-bin). Inside the project details are payloads of the absl::Status, so they
+// survive being passed on.
 
 #include <map>
 #include <optional>
@@ -27,7 +28,9 @@ absl::Status FieldViolation(absl::string_view field, absl::string_view descripti
 // Adds RetryInfo: a client may try again after `delay`.
 absl::Status WithRetryInfo(absl::Status status, absl::Duration delay);
 // Adds ErrorInfo with domain "baton". `reason` is UPPER_SNAKE_CASE.
-absl::Status WithErrorInfo(absl::Status status, absl::string_view reason, const std::map<std::string, std::string>& metadata);
+absl::Status WithErrorInfo(absl::Status status,
+                           absl::string_view reason,
+                           const std::map<std::string, std::string>& metadata);
 
 struct Violation {
   std::string field;

@@ -8,9 +8,9 @@
 
 namespace baton::process {
 
-// Writes {"grpc":GRPC,"http":HTTP} to `path`, all at once: a reader sees the whole file or none. `http` below 0: null.
-// An empty path does nothing.
-// Errors: what the file system says, with the path.
+// Writes {"grpc":GRPC,"http":HTTP} to `path`, all at once: a reader sees the whole file or none.
+// `http` below 0: null. An empty path does nothing. Errors: what the file system says, with the
+// path.
 absl::Status WritePortFile(const std::string& path, int grpc, int http);
 void RemovePortFile(const std::string& path);
 

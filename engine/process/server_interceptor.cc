@@ -21,24 +21,30 @@ using grpc::experimental::ServerRpcInfo;
 
 const char* TypeName(ServerRpcInfo::Type type) {
   switch (type) {
-    case ServerRpcInfo::Type::UNARY: return "unary";
-    case ServerRpcInfo::Type::CLIENT_STREAMING: return "client_stream";
-    case ServerRpcInfo::Type::SERVER_STREAMING: return "server_stream";
-    case ServerRpcInfo::Type::BIDI_STREAMING: return "bidi_stream";
+    case ServerRpcInfo::Type::UNARY:
+      return "unary";
+    case ServerRpcInfo::Type::CLIENT_STREAMING:
+      return "client_stream";
+    case ServerRpcInfo::Type::SERVER_STREAMING:
+      return "server_stream";
+    case ServerRpcInfo::Type::BIDI_STREAMING:
+      return "bidi_stream";
   }
   return "unknown";
 }
 
 // The spelling of go-grpc-prometheus.
 const char* CodeName(int code) {
-  static constexpr const char* kNames[] = {"OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded",
-                                           "NotFound", "AlreadyExists", "PermissionDenied", "ResourceExhausted",
-                                           "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented", "Internal",
-                                           "Unavailable", "DataLoss", "Unauthenticated"};
+  static constexpr const char* kNames[] = {
+      "OK",       "Canceled",       "Unknown",          "InvalidArgument",   "DeadlineExceeded",
+      "NotFound", "AlreadyExists",  "PermissionDenied", "ResourceExhausted", "FailedPrecondition",
+      "Aborted",  "OutOfRange",     "Unimplemented",    "Internal",          "Unavailable",
+      "DataLoss", "Unauthenticated"};
   return code >= 0 && code <= 16 ? kNames[code] : "Unknown";
 }
 
-// The series of one method. Its methods are those registered with the server, so the labels are bounded.
+// The series of one method. Its methods are those registered with the server, so the labels are
+// bounded.
 struct MethodSeries {
   std::string type, service, method;
   bool background = false;
@@ -88,7 +94,10 @@ class SeriesTable {
 class CallWatch : public grpc::experimental::Interceptor {
  public:
   CallWatch(SeriesTable* table, std::atomic<int>* in_flight, ServerRpcInfo* info)
-      : table_(table), in_flight_(in_flight), series_(table->Find(info->method(), info->type())), start_(absl::Now()) {
+      : table_(table),
+        in_flight_(in_flight),
+        series_(table->Find(info->method(), info->type())),
+        start_(absl::Now()) {
     series_->started.Increment();
     if (!series_->background) in_flight_->fetch_add(1);
   }
@@ -105,7 +114,8 @@ class CallWatch : public grpc::experimental::Interceptor {
         methods->GetRecvMessage() != nullptr) {
       series_->received.Increment();
     }
-    if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_MESSAGE)) series_->sent.Increment();
+    if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_MESSAGE))
+      series_->sent.Increment();
     if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_STATUS)) {
       code_ = methods->GetSendStatus().error_code();
     }
@@ -122,7 +132,8 @@ class CallWatch : public grpc::experimental::Interceptor {
 
 class Factory : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
-  Factory(base::Metrics* metrics, std::atomic<int>* in_flight) : table_(metrics), in_flight_(in_flight) {}
+  Factory(base::Metrics* metrics, std::atomic<int>* in_flight)
+      : table_(metrics), in_flight_(in_flight) {}
   grpc::experimental::Interceptor* CreateServerInterceptor(ServerRpcInfo* info) override {
     return new CallWatch(&table_, in_flight_, info);  // gRPC deletes it with the call
   }
@@ -135,8 +146,10 @@ class Factory : public grpc::experimental::ServerInterceptorFactoryInterface {
 }  // namespace
 
 bool IsBackgroundMethod(const std::string& method) {
-  return absl::StartsWith(method, "/grpc.health.") || absl::StartsWith(method, "/grpc.reflection.") ||
-         absl::StartsWith(method, "/grpc.channelz.") || method == "/baton.worker.v1.Cluster/WatchStatus" ||
+  return absl::StartsWith(method, "/grpc.health.") ||
+         absl::StartsWith(method, "/grpc.reflection.") ||
+         absl::StartsWith(method, "/grpc.channelz.") ||
+         method == "/baton.worker.v1.Cluster/WatchStatus" ||
          method == "/baton.worker.v1.Peer/Session";
 }
 

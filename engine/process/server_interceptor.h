@@ -14,8 +14,9 @@ class ServerInterceptorFactoryInterface;
 
 namespace baton::process {
 
-// True for calls that live as long as a connection and must not hold up a drain: health, reflection, channelz,
-// Cluster.WatchStatus and Peer.Session. `method` is "/package.Service/Method".
+// True for calls that live as long as a connection and must not hold up a drain: health,
+// reflection, channelz, Cluster.WatchStatus and Peer.Session. `method` is
+// "/package.Service/Method".
 bool IsBackgroundMethod(const std::string& method);
 
 // `metrics` and `calls_in_flight` (without background calls) outlive the server.

@@ -42,9 +42,10 @@ struct HostPort {
 absl::StatusOr<HostPort> ParseAddress(const std::string& address) {
   const size_t colon = address.rfind(':');
   HostPort out;
-  if (colon == std::string::npos || colon == 0 || !absl::SimpleAtoi(address.substr(colon + 1), &out.port) ||
-      out.port < 0 || out.port > 65535) {
-    return absl::InvalidArgumentError(absl::StrCat("listen address \"", address, "\": want HOST:PORT"));
+  if (colon == std::string::npos || colon == 0 ||
+      !absl::SimpleAtoi(address.substr(colon + 1), &out.port) || out.port < 0 || out.port > 65535) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("listen address \"", address, "\": want HOST:PORT"));
   }
   out.host = address.substr(0, colon);
   return out;
@@ -60,11 +61,12 @@ sigset_t TerminationSignals() {
 
 int Milliseconds(absl::Duration duration) {
   const int64_t ms = absl::ToInt64Milliseconds(duration);
-  return ms > std::numeric_limits<int>::max() ? std::numeric_limits<int>::max() : static_cast<int>(ms);
+  return ms > std::numeric_limits<int>::max() ? std::numeric_limits<int>::max()
+                                              : static_cast<int>(ms);
 }
 
-// Limits and keepalive. gRPC's own default punishes a client that pings more often than each 5 min; proxies and
-// balancers ping each 10 to 30 s, also while nothing is sent.
+// Limits and keepalive. gRPC's own default punishes a client that pings more often than each 5 min;
+// proxies and balancers ping each 10 to 30 s, also while nothing is sent.
 void SetChannelArguments(const ServerOptions& options, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(options.max_message_bytes);
   builder->SetMaxSendMessageSize(options.max_message_bytes);
@@ -76,8 +78,10 @@ void SetChannelArguments(const ServerOptions& options, grpc::ServerBuilder* buil
   // Two servers must never share a port: half of the calls would go to the wrong one.
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   if (options.max_connection_age != absl::InfiniteDuration()) {
-    builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, Milliseconds(options.max_connection_age));
-    builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, Milliseconds(options.max_connection_age_grace));
+    builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
+                                Milliseconds(options.max_connection_age));
+    builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
+                                Milliseconds(options.max_connection_age_grace));
   }
   if (options.channelz) builder->AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ, 1);
 }
@@ -142,9 +146,9 @@ absl::Status ServerProcess::Impl::StartGrpc(const std::vector<grpc::Service*>& s
 
 absl::Status ServerProcess::Impl::StartHttp() {
   if (options.http_port < 0) return absl::OkStatus();
-  const std::string line =
-      absl::StrCat("baton ", base::RoleName(metrics->role()), " ", base::kVersion, ": gRPC on port ", grpc_port,
-                   "; see /metrics, /health (alive), /ready (serves requests)\n");
+  const std::string line = absl::StrCat(
+      "baton ", base::RoleName(metrics->role()), " ", base::kVersion, ": gRPC on port ", grpc_port,
+      "; see /metrics, /health (alive), /ready (serves requests)\n");
   Exposer::Pages pages;
   pages["/"] = [line] { return HttpPage{200, "text/plain; charset=utf-8", line}; };
   pages["/metrics"] = [this] {
@@ -188,18 +192,21 @@ void ServerProcess::Impl::OnSignal() {
   changed.NotifyAll();
 }
 
-absl::StatusOr<std::unique_ptr<ServerProcess>> ServerProcess::Start(const ServerOptions& options,
-                                                                    base::Metrics* metrics,
-                                                                    const std::vector<grpc::Service*>& services) {
+absl::StatusOr<std::unique_ptr<ServerProcess>> ServerProcess::Start(
+    const ServerOptions& options,
+    base::Metrics* metrics,
+    const std::vector<grpc::Service*>& services) {
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   impl->metrics = metrics;
   std::unique_ptr<ServerProcess> process(new ServerProcess(std::move(impl)));
   BATON_RETURN_IF_ERROR(process->impl_->StartGrpc(services));
   BATON_RETURN_IF_ERROR(process->impl_->StartHttp());
-  BATON_RETURN_IF_ERROR(WritePortFile(options.port_file, process->grpc_port(), process->http_port()));
+  BATON_RETURN_IF_ERROR(
+      WritePortFile(options.port_file, process->grpc_port(), process->http_port()));
   if (options.handle_signals) process->impl_->StartSignalThread();
-  BATON_LOG(Info, "listening", LogField("grpc", process->grpc_address()), LogField("http_port", process->http_port()));
+  BATON_LOG(Info, "listening", LogField("grpc", process->grpc_address()),
+            LogField("http_port", process->http_port()));
   return process;
 }
 
@@ -207,8 +214,12 @@ ServerProcess::ServerProcess(std::unique_ptr<Impl> impl) : impl_(std::move(impl)
 ServerProcess::~ServerProcess() { Stop(); }
 
 int ServerProcess::grpc_port() const { return impl_->grpc_port; }
-int ServerProcess::http_port() const { return impl_->exposer == nullptr ? -1 : impl_->exposer->port(); }
-std::string ServerProcess::grpc_address() const { return absl::StrCat(impl_->host, ":", impl_->grpc_port); }
+int ServerProcess::http_port() const {
+  return impl_->exposer == nullptr ? -1 : impl_->exposer->port();
+}
+std::string ServerProcess::grpc_address() const {
+  return absl::StrCat(impl_->host, ":", impl_->grpc_port);
+}
 
 void ServerProcess::SetReady(bool ready) {
   base::MutexLock lock(&impl_->mutex);
@@ -275,7 +286,8 @@ void ServerProcess::Stop() {
   impl_->stopping.store(true);
   if (impl_->signal_thread.joinable()) impl_->signal_thread.join();
   impl_->exposer.reset();
-  if (impl_->server != nullptr) impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + kStopGrace));
+  if (impl_->server != nullptr)
+    impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + kStopGrace));
   RemovePortFile(impl_->options.port_file);
 }
 

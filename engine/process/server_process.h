@@ -1,18 +1,19 @@
 #pragma once
 
-// What all three server processes share: a gRPC server with health, reflection and metrics, an HTTP port, a port file,
-// and an orderly end on SIGTERM. gRPC types stay out of this header.
+// What all three server processes share: a gRPC server with health, reflection and metrics, an HTTP
+// port, a port file, and an orderly end on SIGTERM. gRPC types stay out of this header.
 //
 // A process does, in this order:
 //   process::BlockTerminationSignals();                      // before any thread exists
 //   auto metrics = base::Metrics::Create(role, model_name);
-//   auto server = process::ServerProcess::Start(options, metrics.get(), services);   // answers health; NOT_SERVING
+//   auto server = process::ServerProcess::Start(options, metrics.get(), services);   // answers
+//   health; NOT_SERVING
 //   ... load the model, warm up ...
 //   server->SetReady(true);
-//   server->WaitForTermination();                            // SIGTERM, SIGINT or RequestTermination
-//   server->Drain([&] { return nothing_in_flight; });        // NOT_SERVING; waits, at most drain_timeout
-//   server->Stop();                                          // cancels what is left; returns when no handler runs
-//   return 0;
+//   server->WaitForTermination();                            // SIGTERM, SIGINT or
+//   RequestTermination server->Drain([&] { return nothing_in_flight; });        // NOT_SERVING;
+//   waits, at most drain_timeout server->Stop();                                          //
+//   cancels what is left; returns when no handler runs return 0;
 
 #include <functional>
 #include <memory>
@@ -33,38 +34,43 @@ class Service;
 namespace baton::process {
 
 struct ServerOptions {
-  std::string listen = "127.0.0.1:0";   // host:port of the gRPC server; port 0: any free one
-  int http_port = 0;                    // /metrics, /health, /ready, /; 0: any free one, -1: none
-  std::string port_file;                // JSON {"grpc":PORT,"http":PORT}, written when both are open; empty: none
+  std::string listen = "127.0.0.1:0";  // host:port of the gRPC server; port 0: any free one
+  int http_port = 0;                   // /metrics, /health, /ready, /; 0: any free one, -1: none
+  std::string port_file;  // JSON {"grpc":PORT,"http":PORT}, written when both are open; empty: none
   bool reflection = true;
   bool channelz = false;
   absl::Duration drain_timeout = absl::Seconds(60);
-  // Names that grpc.health.v1 knows beside "" (alive), "liveness" and "readiness": the services clients call.
+  // Names that grpc.health.v1 knows beside "" (alive), "liveness" and "readiness": the services
+  // clients call.
   std::vector<std::string> health_services;
   int max_message_bytes = 16 << 20;
-  int max_concurrent_streams = 4096;    // per connection
-  // Connections are closed gracefully after this long, so that balancers of connections spread their clients again.
-  // Calls get `max_connection_age_grace` to end. Infinite for workers, whose sessions live as long as their peers.
+  int max_concurrent_streams = 4096;  // per connection
+  // Connections are closed gracefully after this long, so that balancers of connections spread
+  // their clients again. Calls get `max_connection_age_grace` to end. Infinite for workers, whose
+  // sessions live as long as their peers.
   absl::Duration max_connection_age = absl::InfiniteDuration();
   absl::Duration max_connection_age_grace = absl::Minutes(15);
-  // Exit at once, code 0, on SIGTERM before the first SetReady(true): nothing is in flight while a model loads.
+  // Exit at once, code 0, on SIGTERM before the first SetReady(true): nothing is in flight while a
+  // model loads.
   bool exit_while_loading = true;
   // False in tests that run several servers in one process: signals are left alone.
   bool handle_signals = true;
 };
 
-// Call first thing in main: threads inherit the mask, and the server's own thread receives SIGTERM and SIGINT.
+// Call first thing in main: threads inherit the mask, and the server's own thread receives SIGTERM
+// and SIGINT.
 void BlockTerminationSignals();
 
 // Thread-safe.
 class ServerProcess {
  public:
-  // `metrics` and `services` outlive the result. Services are open from here on: they must answer UNAVAILABLE until
-  // they can serve.
-  // Errors: INVALID_ARGUMENT for an address that cannot be parsed, UNAVAILABLE when a port cannot be had,
-  // the file system's error for the port file.
-  static absl::StatusOr<std::unique_ptr<ServerProcess>> Start(const ServerOptions& options, base::Metrics* metrics,
-                                                              const std::vector<grpc::Service*>& services);
+  // `metrics` and `services` outlive the result. Services are open from here on: they must answer
+  // UNAVAILABLE until they can serve. Errors: INVALID_ARGUMENT for an address that cannot be
+  // parsed, UNAVAILABLE when a port cannot be had, the file system's error for the port file.
+  static absl::StatusOr<std::unique_ptr<ServerProcess>> Start(
+      const ServerOptions& options,
+      base::Metrics* metrics,
+      const std::vector<grpc::Service*>& services);
   ~ServerProcess();
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;
@@ -74,8 +80,9 @@ class ServerProcess {
   // host:port under which the gRPC server listens.
   std::string grpc_address() const;
 
-  // Health "readiness" and health_services, and /ready. May go back and forth; stays false once draining.
-  // Health "" is SERVING from the start until the drain; "liveness" and /health answer to the end.
+  // Health "readiness" and health_services, and /ready. May go back and forth; stays false once
+  // draining. Health "" is SERVING from the start until the drain; "liveness" and /health answer to
+  // the end.
   void SetReady(bool ready);
   bool ready() const;
 
@@ -85,8 +92,9 @@ class ServerProcess {
   void RequestTermination();
   void WaitForTermination();
 
-  // Not ready; then waits until no call is in flight (health, reflection, Cluster.WatchStatus and Peer.Session do not
-  // count) and `idle` holds, at most drain_timeout. `idle` may be null. False when the time was over first.
+  // Not ready; then waits until no call is in flight (health, reflection, Cluster.WatchStatus and
+  // Peer.Session do not count) and `idle` holds, at most drain_timeout. `idle` may be null. False
+  // when the time was over first.
   bool Drain(const std::function<bool()>& idle);
   // Calls in flight that Drain waits for.
   int calls_in_flight() const;

@@ -104,8 +104,10 @@ struct StatusPublisher::Impl : public worker::v1::Cluster::CallbackService {
 
   grpc::ServerWriteReactor<worker::v1::WorkerStatus>* WatchStatus(
       grpc::CallbackServerContext*, const worker::v1::WatchStatusRequest* request) override {
-    const uint32_t asked = request->interval_ms() == 0 ? kIntervalMsDefault : request->interval_ms();
-    const absl::Duration interval = absl::Milliseconds(std::clamp(asked, kIntervalMsMin, kIntervalMsMax));
+    const uint32_t asked =
+        request->interval_ms() == 0 ? kIntervalMsDefault : request->interval_ms();
+    const absl::Duration interval =
+        absl::Milliseconds(std::clamp(asked, kIntervalMsMin, kIntervalMsMax));
     auto* watcher = new Watcher(interval, [this](Watcher* done) {  // deletes itself in OnDone
       base::MutexLock lock(&mutex);
       watchers.erase(done);

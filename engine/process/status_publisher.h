@@ -13,10 +13,12 @@ class Service;
 
 namespace baton::process {
 
-// Thread-safe. Each watcher gets the status at once, after every NotifyChanged, and at its interval.
+// Thread-safe. Each watcher gets the status at once, after every NotifyChanged, and at its
+// interval.
 class StatusPublisher {
  public:
-  // `fill` writes the present status; it runs on the publisher's thread and must neither block nor take long.
+  // `fill` writes the present status; it runs on the publisher's thread and must neither block nor
+  // take long.
   explicit StatusPublisher(std::function<void(worker::v1::WorkerStatus*)> fill);
   ~StatusPublisher();
   StatusPublisher(const StatusPublisher&) = delete;
@@ -24,7 +26,8 @@ class StatusPublisher {
 
   // To be registered with the server; owned by the publisher, which outlives the server.
   grpc::Service* service();
-  // State, peers or anything else that a router should hear of now has changed. Load travels with the interval.
+  // State, peers or anything else that a router should hear of now has changed. Load travels with
+  // the interval.
   void NotifyChanged();
 
  private:

@@ -18,21 +18,24 @@ enum class WriteResult {
   kClosed,  // finished, or the peer is gone
 };
 
-// Owned by a reactor (server or client side), which forwards OnWriteDone. Thread-safe; its callbacks run on whatever
-// thread made them due, outside the lock, and one at a time per kind.
+// Owned by a reactor (server or client side), which forwards OnWriteDone. Thread-safe; its
+// callbacks run on whatever thread made them due, outside the lock, and one at a time per kind.
 //
 //   class MyReactor : public grpc::ServerWriteReactor<M> {
 //     StreamWriter<M> writer_{{.start_write = [this](const M* m) { StartWrite(m); },
-//                              .finish = [this](const absl::Status& s) { Finish(ToGrpcStatus(s)); }}};
+//                              .finish = [this](const absl::Status& s) { Finish(ToGrpcStatus(s));
+//                              }}};
 //     void OnWriteDone(bool ok) override { writer_.OnWriteDone(ok); }
 //     void OnCancel() override { writer_.Finish(absl::CancelledError()); }
-//     void OnDone() override { delete this; }   // release with care: other threads may still hold the writer
+//     void OnDone() override { delete this; }   // release with care: other threads may still hold
+//     the writer
 template <typename Message>
 class StreamWriter {
  public:
   struct Callbacks {
     std::function<void(const Message*)> start_write;
-    // Called exactly once, after Finish(status), when no write is under way. On the client side: StartWritesDone.
+    // Called exactly once, after Finish(status), when no write is under way. On the client side:
+    // StartWritesDone.
     std::function<void(const absl::Status&)> finish;
   };
   static constexpr size_t kDefaultLimit = 8192;
@@ -59,7 +62,8 @@ class StreamWriter {
   // The same, for those who do not care why: true when queued.
   bool Write(Message message) { return TryWrite(std::move(message)) == WriteResult::kQueued; }
 
-  // What is queued is still written, unless `status` is an error: then what waits is dropped. Only the first call counts.
+  // What is queued is still written, unless `status` is an error: then what waits is dropped. Only
+  // the first call counts.
   void Finish(absl::Status status) {
     {
       base::MutexLock lock(&mutex_);

@@ -27,7 +27,10 @@ absl::Status BadField(absl::string_view file, absl::string_view field, absl::str
 }
 
 // Leaves `out` alone when the field is absent or null.
-absl::Status ReadNumber(absl::string_view file, const JsonValue& json, const char* field, std::optional<float>* out) {
+absl::Status ReadNumber(absl::string_view file,
+                        const JsonValue& json,
+                        const char* field,
+                        std::optional<float>* out) {
   const JsonValue* value = json.Find(field);
   if (value == nullptr || value->is_null()) return absl::OkStatus();
   const absl::StatusOr<double> number = value->AsDouble();
@@ -67,7 +70,8 @@ absl::Status ReadGeneration(const JsonValue& json, ModelTextConfig* config) {
   if (top_k.has_value()) config->top_k = static_cast<int32_t>(std::clamp(*top_k, 0.0f, 1e9f));
   // The author asks for greedy decoding, whatever else the file says.
   const JsonValue* do_sample = json.Find("do_sample");
-  if (do_sample != nullptr && do_sample->is_bool() && !do_sample->is_true()) config->temperature = 0.0f;
+  if (do_sample != nullptr && do_sample->is_bool() && !do_sample->is_true())
+    config->temperature = 0.0f;
   return absl::OkStatus();
 }
 
@@ -77,11 +81,13 @@ void SortIds(std::vector<uint32_t>* ids) {
 }
 
 absl::StatusOr<ModelTextConfig> FromDirectory(const std::string& directory) {
-  BATON_ASSIGN_OR_RETURN(const std::string config, base::ReadSmallFile(directory + "/config.json", kMaxConfigBytes));
+  BATON_ASSIGN_OR_RETURN(const std::string config,
+                         base::ReadSmallFile(directory + "/config.json", kMaxConfigBytes));
   absl::StatusOr<std::string> generation =
       base::ReadSmallFile(directory + "/generation_config.json", kMaxConfigBytes);
   if (!generation.ok() && !absl::IsNotFound(generation.status())) return generation.status();
-  absl::StatusOr<ModelTextConfig> parsed = ParseModelTextConfig(config, generation.ok() ? *generation : "");
+  absl::StatusOr<ModelTextConfig> parsed =
+      ParseModelTextConfig(config, generation.ok() ? *generation : "");
   if (!parsed.ok()) return Annotate(parsed.status(), directory);
   return parsed;
 }
@@ -98,7 +104,8 @@ absl::StatusOr<ModelTextConfig> FromGguf(const std::string& path, const Tokenize
   config.vocab_size = file->FindU32(config.architecture + ".vocab_size")
                           .value_or(static_cast<uint32_t>(tokenizer.vocab_size()));
   for (const char* key : {"eos_token_id", "eot_token_id", "eom_token_id"}) {
-    if (const auto id = file->FindU32(absl::StrCat("tokenizer.ggml.", key))) config.eos_ids.push_back(*id);
+    if (const auto id = file->FindU32(absl::StrCat("tokenizer.ggml.", key)))
+      config.eos_ids.push_back(*id);
   }
   config.temperature = FindFloat(*file, "general.sampling.temp");
   config.top_p = FindFloat(*file, "general.sampling.top_p");
@@ -121,7 +128,8 @@ absl::StatusOr<ModelTextConfig> ParseModelTextConfig(absl::string_view config_js
                                                      absl::string_view generation_json) {
   BATON_ASSIGN_OR_RETURN(const JsonValue json, base::ParseJson(config_json));
   ModelTextConfig config;
-  if (const JsonValue* names = json.Find("architectures"); names != nullptr && !names->items().empty()) {
+  if (const JsonValue* names = json.Find("architectures");
+      names != nullptr && !names->items().empty()) {
     config.architecture = names->items()[0].text();
   }
   const JsonValue* vocab_size = json.Find("vocab_size");
@@ -140,10 +148,12 @@ absl::StatusOr<ModelTextConfig> ParseModelTextConfig(absl::string_view config_js
   return config;
 }
 
-absl::StatusOr<ModelTextConfig> LoadModelTextConfig(const std::string& path, const Tokenizer& tokenizer) {
+absl::StatusOr<ModelTextConfig> LoadModelTextConfig(const std::string& path,
+                                                    const Tokenizer& tokenizer) {
   struct stat info;
   const bool is_directory = stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
-  BATON_ASSIGN_OR_RETURN(ModelTextConfig config, is_directory ? FromDirectory(path) : FromGguf(path, tokenizer));
+  BATON_ASSIGN_OR_RETURN(ModelTextConfig config,
+                         is_directory ? FromDirectory(path) : FromGguf(path, tokenizer));
   if (tokenizer.eos_id().has_value()) config.eos_ids.push_back(*tokenizer.eos_id());
   SortIds(&config.eos_ids);
   return config;

@@ -20,10 +20,13 @@ TEST(MetricsTest, SeriesWithClosedLabelsExistBeforeTheFirstEvent) {
   auto metrics = Metrics::Create(Role::kDecode, "m");
   const std::string text = metrics->Scrape();
   for (const char* state : {"free", "cached", "active", "reserved", "quarantined"}) {
-    EXPECT_TRUE(Has(text, absl::StrCat("baton_kv_blocks{model_name=\"m\",role=\"decode\",state=\"", state, "\"} 0\n")));
+    EXPECT_TRUE(Has(text, absl::StrCat("baton_kv_blocks{model_name=\"m\",role=\"decode\",state=\"",
+                                       state, "\"} 0\n")));
   }
-  EXPECT_TRUE(Has(text, "baton_kv_transfer_failures_total{model_name=\"m\",role=\"decode\",reason=\"checksum\","
-                        "transport=\"shm\"} 0"));
+  EXPECT_TRUE(
+      Has(text,
+          "baton_kv_transfer_failures_total{model_name=\"m\",role=\"decode\",reason=\"checksum\","
+          "transport=\"shm\"} 0"));
 }
 
 TEST(MetricsTest, RoleExportsOnlyItsOwnMetrics) {
@@ -74,8 +77,9 @@ TEST(MetricsTest, UnknownLabelValueIsOurBug) {
 
 TEST(MetricsTest, ProcessStatsAreThere) {
   const std::string text = Metrics::Create(Role::kRouter, "m")->Scrape();
-  for (const char* name : {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds",
-                           "process_max_fds", "process_start_time_seconds", "process_threads"}) {
+  for (const char* name :
+       {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds",
+        "process_max_fds", "process_start_time_seconds", "process_threads"}) {
     EXPECT_TRUE(Has(text, absl::StrCat("\n", name, " ")));
   }
 }
@@ -98,7 +102,8 @@ TEST(MetricsTest, CountsFromManyThreadsAddUp) {
 
 // Writes the scrape of every role to promtool's standard input. Debian's package prometheus has it.
 TEST(MetricsTest, PromtoolAcceptsTheScrapeOfEveryRole) {
-  if (std::system("command -v promtool >/dev/null 2>&1") != 0) GTEST_SKIP() << "no promtool on this machine";
+  if (std::system("command -v promtool >/dev/null 2>&1") != 0)
+    GTEST_SKIP() << "no promtool on this machine";
   for (Role role : {Role::kRouter, Role::kPrefill, Role::kDecode}) {
     FILE* pipe = popen("promtool check metrics 2>&1", "w");
     ASSERT_NE(pipe, nullptr);

@@ -19,7 +19,8 @@ TEST(GrpcStatusTest, EveryCodeSurvivesTheRoundTrip) {
 }
 
 TEST(GrpcStatusTest, UnknownCodesBecomeUnknown) {
-  EXPECT_EQ(FromGrpcStatus(grpc::Status(static_cast<grpc::StatusCode>(77), "x")).code(), absl::StatusCode::kUnknown);
+  EXPECT_EQ(FromGrpcStatus(grpc::Status(static_cast<grpc::StatusCode>(77), "x")).code(),
+            absl::StatusCode::kUnknown);
   EXPECT_EQ(ToGrpcStatus(absl::Status(static_cast<absl::StatusCode>(77), "x")).error_code(),
             grpc::StatusCode::UNKNOWN);
 }
@@ -49,9 +50,11 @@ TEST(GrpcStatusTest, ErrorInfoIsBesideOtherDetails) {
   EXPECT_EQ(RetryDelay(status), absl::Seconds(2));
 }
 
-// The bytes are those of google.rpc.Status, so that every client's library reads them: worked out by hand.
+// The bytes are those of google.rpc.Status, so that every client's library reads them: worked out
+// by hand.
 TEST(GrpcStatusTest, DetailsAreGoogleRpcOnTheWire) {
-  const grpc::Status status = ToGrpcStatus(WithRetryInfo(absl::ResourceExhaustedError("full"), absl::Seconds(3)));
+  const grpc::Status status =
+      ToGrpcStatus(WithRetryInfo(absl::ResourceExhaustedError("full"), absl::Seconds(3)));
   const std::string type = "type.googleapis.com/google.rpc.RetryInfo";
   std::string expected = "\x08\x08\x12\x04";
   expected += "full";
@@ -65,7 +68,8 @@ TEST(GrpcStatusTest, DetailsAreGoogleRpcOnTheWire) {
 }
 
 TEST(GrpcStatusTest, GarbageDetailsAreIgnored) {
-  const absl::Status status = FromGrpcStatus(grpc::Status(grpc::StatusCode::INTERNAL, "x", "\xff\xff\xff"));
+  const absl::Status status =
+      FromGrpcStatus(grpc::Status(grpc::StatusCode::INTERNAL, "x", "\xff\xff\xff"));
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_TRUE(FieldViolations(status).empty());
 }

@@ -45,7 +45,8 @@ ServerOptions TestOptions() {
 // grpc.health.v1 by hand: its messages are a string (field 1) and an enum (field 1).
 grpc::ByteBuffer HealthRequest(const std::string& service) {
   std::string bytes;
-  if (!service.empty()) bytes = absl::StrCat("\x0a", std::string(1, static_cast<char>(service.size())), service);
+  if (!service.empty())
+    bytes = absl::StrCat("\x0a", std::string(1, static_cast<char>(service.size())), service);
   grpc::Slice slice(bytes);
   return grpc::ByteBuffer(&slice, 1);
 }
@@ -56,7 +57,8 @@ Health ParseHealth(grpc::ByteBuffer* buffer) {
   std::vector<grpc::Slice> slices;
   if (!buffer->Dump(&slices).ok()) return Health::kNoAnswer;
   std::string bytes;
-  for (const grpc::Slice& slice : slices) bytes.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  for (const grpc::Slice& slice : slices)
+    bytes.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
   if (bytes == "\x08\x01") return Health::kServing;
   if (bytes == "\x08\x03") return Health::kUnknownService;
   return bytes == "\x08\x02" ? Health::kNotServing : Health::kNoAnswer;
@@ -64,7 +66,8 @@ Health ParseHealth(grpc::ByteBuffer* buffer) {
 
 class Client {
  public:
-  explicit Client(const ServerProcess& server) : channel_(MakeChannel(server.grpc_address())), stub_(channel_) {}
+  explicit Client(const ServerProcess& server)
+      : channel_(MakeChannel(server.grpc_address())), stub_(channel_) {}
 
   std::pair<Health, grpc::Status> Check(const std::string& service) {
     grpc::ClientContext context;
@@ -73,8 +76,8 @@ class Client {
     grpc::ByteBuffer response;
     grpc::Status status;
     absl::Notification done;
-    stub_.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &response,
-                    [&](grpc::Status result) {
+    stub_.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request,
+                    &response, [&](grpc::Status result) {
                       status = result;
                       done.Notify();
                     });
@@ -98,14 +101,16 @@ std::string HttpRequest(int port, const std::string& request) {
   if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
       write(fd, request.data(), request.size()) == static_cast<ssize_t>(request.size())) {
     char buffer[4096];
-    for (ssize_t n; (n = read(fd, buffer, sizeof(buffer))) > 0;) out.append(buffer, static_cast<size_t>(n));
+    for (ssize_t n; (n = read(fd, buffer, sizeof(buffer))) > 0;)
+      out.append(buffer, static_cast<size_t>(n));
   }
   close(fd);
   return out;
 }
 
 std::string Get(int port, const std::string& path) {
-  return HttpRequest(port, absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+  return HttpRequest(
+      port, absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
 }
 
 class ServerProcessTest : public testing::Test {
@@ -131,7 +136,8 @@ TEST_F(ServerProcessTest, HealthFollowsReadiness) {
   for (const char* name : {"readiness", "baton.v1.Generation"}) {
     EXPECT_EQ(client.Check(name).first, Health::kNotServing) << name;
   }
-  for (const char* name : {"", "liveness"}) EXPECT_EQ(client.Check(name).first, Health::kServing) << name;
+  for (const char* name : {"", "liveness"})
+    EXPECT_EQ(client.Check(name).first, Health::kServing) << name;
   server_->SetReady(true);
   for (const char* name : {"", "readiness", "baton.v1.Generation", "liveness"}) {
     EXPECT_EQ(client.Check(name).first, Health::kServing) << name;
@@ -141,7 +147,8 @@ TEST_F(ServerProcessTest, HealthFollowsReadiness) {
   for (const char* name : {"", "readiness", "baton.v1.Generation"}) {
     EXPECT_EQ(client.Check(name).first, Health::kNotServing) << name;
   }
-  EXPECT_EQ(client.Check("liveness").first, Health::kServing) << "the process is there until it is gone";
+  EXPECT_EQ(client.Check("liveness").first, Health::kServing)
+      << "the process is there until it is gone";
 }
 
 TEST_F(ServerProcessTest, HealthWatchSeesEachChange) {
@@ -185,9 +192,11 @@ TEST_F(ServerProcessTest, HttpPortServesItsPages) {
   server_->SetReady(true);
   EXPECT_TRUE(absl::StartsWith(Get(port, "/ready"), "HTTP/1.1 200 "));
   EXPECT_TRUE(absl::StrContains(Get(port, "/"), "baton decode "));
-  EXPECT_TRUE(absl::StrContains(Get(port, "/metrics"), "\nbaton_requests_running{model_name=\"m\",role=\"decode\"} 0\n"));
+  EXPECT_TRUE(absl::StrContains(Get(port, "/metrics"),
+                                "\nbaton_requests_running{model_name=\"m\",role=\"decode\"} 0\n"));
   EXPECT_TRUE(absl::StartsWith(Get(port, "/../etc/passwd"), "HTTP/1.1 404 "));
-  EXPECT_TRUE(absl::StartsWith(HttpRequest(port, "POST /metrics HTTP/1.0\r\nContent-Length: 0\r\n\r\n"), "HTTP/1.1 405 "));
+  EXPECT_TRUE(absl::StartsWith(
+      HttpRequest(port, "POST /metrics HTTP/1.0\r\nContent-Length: 0\r\n\r\n"), "HTTP/1.1 405 "));
 }
 
 TEST_F(ServerProcessTest, PortFileNamesBothPortsAndGoesWithTheProcess) {
@@ -210,17 +219,22 @@ TEST_F(ServerProcessTest, RefusesATakenPortAndABadAddress) {
   auto metrics = base::Metrics::Create(base::Role::kDecode, "m");
   ServerOptions options = TestOptions();
   options.listen = server_->grpc_address();
-  EXPECT_EQ(ServerProcess::Start(options, metrics.get(), {}).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ServerProcess::Start(options, metrics.get(), {}).status().code(),
+            absl::StatusCode::kUnavailable);
   options.listen = "127.0.0.1:0";
   options.http_port = server_->http_port();
-  EXPECT_EQ(ServerProcess::Start(options, metrics.get(), {}).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ServerProcess::Start(options, metrics.get(), {}).status().code(),
+            absl::StatusCode::kUnavailable);
   for (const char* bad : {"", "127.0.0.1", ":1", "127.0.0.1:70000", "127.0.0.1:x"}) {
     options.listen = bad;
-    EXPECT_EQ(ServerProcess::Start(options, metrics.get(), {}).status().code(), absl::StatusCode::kInvalidArgument) << bad;
+    EXPECT_EQ(ServerProcess::Start(options, metrics.get(), {}).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << bad;
   }
 }
 
-// Case 16.2, the part of the shell: not ready at once, waits for what is idle last, then reports success.
+// Case 16.2, the part of the shell: not ready at once, waits for what is idle last, then reports
+// success.
 TEST_F(ServerProcessTest, DrainWaitsUntilIdle) {
   Start();
   server_->SetReady(true);
@@ -295,11 +309,18 @@ TEST_F(ServerProcessTest, RpcsAreCountedByCode) {
   client.Check("no.such.Service");
   server_->Stop();
   const auto handled = [&](const char* code) {
-    return metrics_->counter(base::CounterId::kGrpcServerHandled, {"unary", "grpc.health.v1.Health", "Check", code}).value();
+    return metrics_
+        ->counter(base::CounterId::kGrpcServerHandled,
+                  {"unary", "grpc.health.v1.Health", "Check", code})
+        .value();
   };
   EXPECT_EQ(handled("OK"), 1);
   EXPECT_EQ(handled("NotFound"), 1);
-  EXPECT_EQ(metrics_->counter(base::CounterId::kGrpcServerStarted, {"unary", "grpc.health.v1.Health", "Check"}).value(), 2);
+  EXPECT_EQ(metrics_
+                ->counter(base::CounterId::kGrpcServerStarted,
+                          {"unary", "grpc.health.v1.Health", "Check"})
+                .value(),
+            2);
 }
 
 }  // namespace

@@ -12,7 +12,8 @@ namespace {
 
 class AdmissionTest : public testing::Test {
  protected:
-  absl::StatusOr<Admission::Id> Enter(const std::string& name, absl::Duration timeout = absl::Seconds(10)) {
+  absl::StatusOr<Admission::Id> Enter(const std::string& name,
+                                      absl::Duration timeout = absl::Seconds(10)) {
     return admission_.Enter(clock_.Now() + timeout, [this, name](absl::Status status) {
       events_.push_back(name + (status.ok() ? "+" : absl::IsDeadlineExceeded(status) ? "!" : "?"));
     });
@@ -21,7 +22,8 @@ class AdmissionTest : public testing::Test {
   ManualTimers timers_{&clock_};
   std::unique_ptr<base::Metrics> metrics_ = base::Metrics::Create(base::Role::kRouter, "m");
   base::Gauge depth_ = metrics_->gauge(base::GaugeId::kRouterQueueDepth, "normal");
-  Admission admission_{{.max_running = 1, .max_queue = 2, .queue_depth = depth_}, &timers_, &clock_};
+  Admission admission_{
+      {.max_running = 1, .max_queue = 2, .queue_depth = depth_}, &timers_, &clock_};
   std::vector<std::string> events_;
 };
 

@@ -21,7 +21,8 @@ class ResumeTest : public GenerateCallFixture {
     FakePrefill& prefill = *legs_.prefills.back();
     const uint32_t resumed = prefill.open.spec().resumed_tokens();
     ASSERT_LT(resumed, 3u);
-    if (!legs_.decodes.empty() && !legs_.decodes.back()->cancelled && !legs_.decodes.back()->ended) {
+    if (!legs_.decodes.empty() && !legs_.decodes.back()->cancelled &&
+        !legs_.decodes.back()->ended) {
       FakeDecode& decode = *legs_.decodes.back();
       decode.Send(Reserved());
       if (resumed == 2) {
@@ -43,7 +44,8 @@ TEST_F(ResumeTest, LostWorkerCostsTheClientNothing) {
   for (bool lose_decode : {false, true}) {
     for (int played = 0; played <= 3; ++played) {
       if (!lose_decode && played > 2) continue;  // behind the hand-over prefill does not matter
-      SCOPED_TRACE(testing::Message() << (lose_decode ? "decode" : "prefill") << " after " << played);
+      SCOPED_TRACE(testing::Message()
+                   << (lose_decode ? "decode" : "prefill") << " after " << played);
       const size_t before = legs_.prefills.size();
       Running running = Start(Request());
       auto prefill = legs_.prefills.back();
@@ -51,7 +53,8 @@ TEST_F(ResumeTest, LostWorkerCostsTheClientNothing) {
       if (played >= 1) decode->Send(Reserved());
       if (played >= 2) prefill->Send(First({At(0)}));
       if (played >= 3) decode->Send(Tokens({At(1)}));
-      (lose_decode ? decode->End(absl::UnavailableError("killed")) : prefill->End(absl::UnavailableError("killed")));
+      (lose_decode ? decode->End(absl::UnavailableError("killed"))
+                   : prefill->End(absl::UnavailableError("killed")));
       ASSERT_EQ(legs_.prefills.size(), before + 2) << "a second attempt";
       EXPECT_NE(lose_decode ? legs_.decodes.back()->address : legs_.prefills.back()->address,
                 lose_decode ? decode->address : prefill->address);
@@ -87,7 +90,8 @@ TEST_F(ResumeTest, PrefillLostBehindTheHandOverDoesNotMatter) {
   EXPECT_EQ(legs_.prefills.size(), 1u);
 }
 
-// The two workers' streams race: a short answer may be over on decode before prefill's message has come.
+// The two workers' streams race: a short answer may be over on decode before prefill's message has
+// come.
 TEST_F(ResumeTest, DecodeMayEndBeforeTheFirstTokensArrive) {
   for (bool prefill_dies : {false, true}) {
     const size_t before = legs_.prefills.size();
@@ -151,8 +155,8 @@ TEST_F(GenerateCallFailureTest, SeveralChoicesAreRetriedOnlyBeforeTheFirstByte) 
 
 // Case 11.7: what a worker refuses reaches the client unchanged, and the other worker lets go.
 TEST_F(GenerateCallFailureTest, RefusalOfAWorkerReachesTheClientUnchanged) {
-  for (const absl::Status& status :
-       {absl::InvalidArgumentError("prompt: too long"), absl::InternalError("logits are not finite")}) {
+  for (const absl::Status& status : {absl::InvalidArgumentError("prompt: too long"),
+                                     absl::InternalError("logits are not finite")}) {
     Running running = Start(Request());
     legs_.prefills.back()->End(status);
     ASSERT_TRUE(running.received->done());
@@ -187,7 +191,8 @@ TEST_F(GenerateCallFailureTest, FullDecodeWorkerIsAskedAgainAfterTheOther) {
 TEST_F(GenerateCallFailureTest, WaitingForCapacityEndsAtTheDeadline) {
   Running running = Start(Request(), absl::Milliseconds(50));
   for (int i = 0; i < 20 && !running.received->done(); ++i) {
-    if (!legs_.decodes.back()->ended) legs_.decodes.back()->End(absl::ResourceExhaustedError("no blocks"));
+    if (!legs_.decodes.back()->ended)
+      legs_.decodes.back()->End(absl::ResourceExhaustedError("no blocks"));
     legs_.EndCancelled();
     timers_.Advance(absl::Milliseconds(10));
   }

@@ -17,7 +17,8 @@ class GenerateCallFixture : public testing::Test {
  protected:
   static const ModelFacts& Facts() {
     static const ModelFacts* const facts = [] {
-      auto loaded = LoadModelFacts(std::string(BATON_SOURCE_DIR) + "/tests/data/models/chain", "model", "");
+      auto loaded =
+          LoadModelFacts(std::string(BATON_SOURCE_DIR) + "/tests/data/models/chain", "model", "");
       EXPECT_TRUE(loaded.ok()) << loaded.status();
       return new ModelFacts(*std::move(loaded));
     }();
@@ -26,9 +27,17 @@ class GenerateCallFixture : public testing::Test {
   static uint32_t Id(const std::string& text) { return Facts().tokenizer->FindToken(text).value(); }
 
   explicit GenerateCallFixture(Topology topology = Topology::kPd) : topology_(topology) {
-    deps_ = {.facts = &Facts(), .table = &table_, .policy = policy_.get(), .legs = &legs_, .encoder = &encoder_,
-             .admission = &admission_, .timers = &timers_, .clock = &clock_, .metrics = &metrics_,
-             .draw_seed = [] { return uint64_t{77}; }, .topology = topology};
+    deps_ = {.facts = &Facts(),
+             .table = &table_,
+             .policy = policy_.get(),
+             .legs = &legs_,
+             .encoder = &encoder_,
+             .admission = &admission_,
+             .timers = &timers_,
+             .clock = &clock_,
+             .metrics = &metrics_,
+             .draw_seed = [] { return uint64_t{77}; },
+             .topology = topology};
     clock_.Advance(absl::Seconds(100));
     for (const char* p : {"p1", "p2"}) table_.OnStatus(p, ReadyStatus("prefill"));
     for (const char* d : {"d1", "d2"}) table_.OnStatus(d, ReadyStatus("decode"));
@@ -43,7 +52,8 @@ class GenerateCallFixture : public testing::Test {
     EXPECT_EQ(admission_.num_waiting(), 0);
     EXPECT_EQ(metrics_.in_flight.value(), 0);
     EXPECT_EQ(timers_.num_waiting(), 0u);
-    for (const WorkerView& view : table_.Snapshot()) EXPECT_EQ(view.load_tokens, 0u) << view.address;
+    for (const WorkerView& view : table_.Snapshot())
+      EXPECT_EQ(view.load_tokens, 0u) << view.address;
   }
 
   static v1::GenerateRequest Request(std::vector<uint32_t> ids = {5, 6, 7}) {
@@ -57,11 +67,12 @@ class GenerateCallFixture : public testing::Test {
     std::shared_ptr<GenerateCall> call;
     std::shared_ptr<Received> received = std::make_shared<Received>();
   };
-  Running Start(const v1::GenerateRequest& request, absl::Duration timeout = absl::Seconds(30),
+  Running Start(const v1::GenerateRequest& request,
+                absl::Duration timeout = absl::Seconds(30),
                 const std::string& method = "generate") {
     Running running;
-    CallRequest call_request{std::make_shared<v1::GenerateRequest>(request), "req-1", method, clock_.Now(),
-                             clock_.Now() + timeout};
+    CallRequest call_request{std::make_shared<v1::GenerateRequest>(request), "req-1", method,
+                             clock_.Now(), clock_.Now() + timeout};
     running.call = std::make_shared<GenerateCall>(deps_, std::move(call_request),
                                                   std::make_unique<FakeSink>(running.received));
     running.call->Start(absl::OkStatus(), "");

@@ -12,21 +12,31 @@ namespace {
 
 class GenerateCallTest : public GenerateCallFixture {
  protected:
-  // One event of a normal answer of three tokens to a prompt of three: R reserved, F first token, P prefill done, Q its
-  // call ends, T second token, U third token and end, D decode done, E its call ends.
+  // One event of a normal answer of three tokens to a prompt of three: R reserved, F first token, P
+  // prefill done, Q its call ends, T second token, U third token and end, D decode done, E its call
+  // ends.
   void Play(char event) {
     switch (event) {
-      case 'R': return legs_.decodes.back()->Send(Reserved());
-      case 'F': return legs_.prefills.back()->Send(First({Token(0, 3, Id("a"))}));
-      case 'P': return legs_.prefills.back()->Send(PrefillDone());
-      case 'T': return legs_.decodes.back()->Send(Tokens({Token(0, 4, Id("b"))}));
-      case 'U': return legs_.decodes.back()->Send(Tokens({Token(0, 5, Id("c"))}, {Length(0)}));
-      case 'D': return legs_.decodes.back()->Send(DecodeDone());
-      case 'Q': return legs_.prefills.back()->End(absl::OkStatus());
-      case 'E': return legs_.decodes.back()->End(absl::OkStatus());
+      case 'R':
+        return legs_.decodes.back()->Send(Reserved());
+      case 'F':
+        return legs_.prefills.back()->Send(First({Token(0, 3, Id("a"))}));
+      case 'P':
+        return legs_.prefills.back()->Send(PrefillDone());
+      case 'T':
+        return legs_.decodes.back()->Send(Tokens({Token(0, 4, Id("b"))}));
+      case 'U':
+        return legs_.decodes.back()->Send(Tokens({Token(0, 5, Id("c"))}, {Length(0)}));
+      case 'D':
+        return legs_.decodes.back()->Send(DecodeDone());
+      case 'Q':
+        return legs_.prefills.back()->End(absl::OkStatus());
+      case 'E':
+        return legs_.decodes.back()->End(absl::OkStatus());
     }
   }
-  // All orders in which those events can arrive: each stream keeps its own order (R T U D E and F P Q).
+  // All orders in which those events can arrive: each stream keeps its own order (R T U D E and F P
+  // Q).
   static std::vector<std::string> Orders() {
     std::string mask = "DDDDDPPP";
     std::sort(mask.begin(), mask.end());
@@ -48,7 +58,8 @@ TEST_F(GenerateCallTest, EveryOrderOfEventsGivesTheSameAnswer) {
     SCOPED_TRACE(order);
     Running running = Start(Request());
     for (size_t i = 0; i < order.size(); ++i) {
-      EXPECT_TRUE(order.find('R') < i || running.received->messages.empty()) << "nothing before Reserved";
+      EXPECT_TRUE(order.find('R') < i || running.received->messages.empty())
+          << "nothing before Reserved";
       Play(order[i]);
     }
     timers_.Advance(absl::Seconds(1));
@@ -62,7 +73,8 @@ TEST_F(GenerateCallTest, EveryOrderOfEventsGivesTheSameAnswer) {
     EXPECT_EQ(last.finished().usage().completion_tokens(), 3u);
     EXPECT_EQ(last.finished().usage().cached_prompt_tokens(), 2u);
     EXPECT_EQ(last.finished().usage().seed(), 77u);
-    EXPECT_EQ(last.finished().timings().kv_transport(), "shm") << "prefill's figures are waited for";
+    EXPECT_EQ(last.finished().timings().kv_transport(), "shm")
+        << "prefill's figures are waited for";
     EXPECT_FALSE(legs_.decodes.back()->cancelled);
     EXPECT_FALSE(legs_.prefills.back()->cancelled);
     ASSERT_EQ(legs_.prefills.back()->tickets.size(), 1u);
@@ -95,7 +107,8 @@ TEST_F(GenerateCallTest, PrefillStartsAtOnceOnlyWithHeadroom) {
   EXPECT_EQ(running.received->ids(), abc_);
 }
 
-// Cancelled after each event of each order: both workers are told, the client's call ends once, nothing leaks.
+// Cancelled after each event of each order: both workers are told, the client's call ends once,
+// nothing leaks.
 TEST_F(GenerateCallTest, CancelAtEveryStateCancelsBothWorkers) {
   for (const std::string& order : Orders()) {
     for (size_t played = 0; played < order.size(); ++played) {
@@ -112,7 +125,8 @@ TEST_F(GenerateCallTest, CancelAtEveryStateCancelsBothWorkers) {
       }
       legs_.EndCancelled();
       const size_t seen = running.received->messages.size();
-      if (!legs_.prefills.back()->ended && order.find('F') >= played) legs_.prefills.back()->Send(First({Token(0, 3, Id("a"))}));
+      if (!legs_.prefills.back()->ended && order.find('F') >= played)
+        legs_.prefills.back()->Send(First({Token(0, 3, Id("a"))}));
       EXPECT_EQ(running.received->messages.size(), seen) << "late events are dropped";
       EXPECT_EQ(running.received->finishes.size(), 1u);
     }
@@ -135,7 +149,8 @@ TEST_F(GenerateCallTest, OneTokenNeedsPrefillOnly) {
   EXPECT_FALSE(legs_.prefills[0]->cancelled) << "it ends by itself";
 }
 
-// Case 11.5: the first token ends the answer; decode is told to forget it, whether it has reserved or not.
+// Case 11.5: the first token ends the answer; decode is told to forget it, whether it has reserved
+// or not.
 TEST_F(GenerateCallTest, EndAtTheFirstTokenCancelsDecode) {
   for (bool reserved_first : {false, true}) {
     SCOPED_TRACE(reserved_first);
@@ -238,7 +253,8 @@ TEST_F(GenerateCallTest, EachChoiceFinishesOnceAndUsageComesLast) {
   request.mutable_sampling()->set_n(3);
   Running running = Start(request);
   Play('R');
-  legs_.prefills[0]->Send(First({Token(0, 3, Id("a")), Token(1, 3, Id("b")), Token(2, 3, Id("c"))}, {Length(1)}));
+  legs_.prefills[0]->Send(
+      First({Token(0, 3, Id("a")), Token(1, 3, Id("b")), Token(2, 3, Id("c"))}, {Length(1)}));
   legs_.decodes[0]->Send(Tokens({Token(0, 4, Id("b")), Token(2, 4, Id("a"))}, {Length(2)}));
   legs_.decodes[0]->Send(Tokens({Token(0, 5, Id("c"))}, {Length(0)}));
   EXPECT_FALSE(running.received->done());

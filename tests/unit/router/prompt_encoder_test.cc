@@ -13,7 +13,8 @@ class PromptEncoderTest : public testing::Test {
  protected:
   static const ModelFacts& Facts() {
     static const ModelFacts* const facts = [] {
-      auto loaded = LoadModelFacts(std::string(BATON_SOURCE_DIR) + "/tests/data/models/chain", "", "");
+      auto loaded =
+          LoadModelFacts(std::string(BATON_SOURCE_DIR) + "/tests/data/models/chain", "", "");
       EXPECT_TRUE(loaded.ok()) << loaded.status();
       return new ModelFacts(*std::move(loaded));
     }();
@@ -26,7 +27,9 @@ TEST_F(PromptEncoderTest, ModelIsCalledByThePathOrByTheOperator) {
   EXPECT_GT(Facts().config.vocab_size, 0u);
   EXPECT_FALSE(LoadModelFacts("/nonexistent", "", "").ok());
   EXPECT_TRUE(absl::IsInvalidArgument(
-      LoadModelFacts(std::string(BATON_SOURCE_DIR) + "/tests/data/models/chain", "", "no-such-template").status()));
+      LoadModelFacts(std::string(BATON_SOURCE_DIR) + "/tests/data/models/chain", "",
+                     "no-such-template")
+          .status()));
 }
 
 // Case 9.1: control tokens in raw text are text, unless the client says otherwise.
@@ -45,12 +48,14 @@ TEST_F(PromptEncoderTest, ControlTokensInTextAreTextUnlessAskedFor) {
 TEST_F(PromptEncoderTest, TooLongTextIsRefusedByTheField) {
   v1::GenerateRequest request;
   request.set_text(std::string(1001, 'a'));
-  EXPECT_EQ(process::FieldViolations(EncodePrompt(request, Facts(), 1000).status()).at(0).field, "text");
+  EXPECT_EQ(process::FieldViolations(EncodePrompt(request, Facts(), 1000).status()).at(0).field,
+            "text");
   v1::GenerateRequest chat;
   auto* message = chat.mutable_chat()->add_messages();
   message->set_role("user");
   message->set_content(std::string(1001, 'a'));
-  EXPECT_EQ(process::FieldViolations(EncodePrompt(chat, Facts(), 1000).status()).at(0).field, "chat");
+  EXPECT_EQ(process::FieldViolations(EncodePrompt(chat, Facts(), 1000).status()).at(0).field,
+            "chat");
 }
 
 // Case 4.3, 8.2: empty content is valid, an unknown role is the client's error.
@@ -91,7 +96,8 @@ TEST_F(PromptEncoderTest, PoolWorksOffTheCallersThreadAndRefusesWhenFull) {
   started.get_future().wait();
   EXPECT_TRUE(pool.Run([] {}));
   absl::Status refused;
-  pool.Encode(request, 1000, [&](absl::StatusOr<EncodedPrompt> prompt) { refused = prompt.status(); });
+  pool.Encode(request, 1000,
+              [&](absl::StatusOr<EncodedPrompt> prompt) { refused = prompt.status(); });
   EXPECT_TRUE(absl::IsResourceExhausted(refused));
   release.set_value();
 }

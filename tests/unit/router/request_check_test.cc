@@ -44,11 +44,18 @@ TEST(RequestCheckTest, ValuesOutOfRangeAreRefusedByName) {
       {"logit_bias", [=](auto* s) { (*s->mutable_logit_bias())[5] = nan; }},
       {"logit_bias", [](auto* s) { (*s->mutable_logit_bias())[kVocab] = 1; }},
       {"stop", [](auto* s) { s->add_stop(""); }},
-      {"stop", [](auto* s) { for (int i = 0; i < 17; ++i) s->add_stop("x"); }},
+      {"stop",
+       [](auto* s) {
+         for (int i = 0; i < 17; ++i) s->add_stop("x");
+       }},
       {"stop", [](auto* s) { s->add_stop(std::string(257, 'x')); }},
       {"stop_token_ids", [](auto* s) { s->add_stop_token_ids(kVocab); }},
       {"max_tokens", [](auto* s) { s->set_max_tokens(0); }},
-      {"min_tokens", [](auto* s) { s->set_max_tokens(3); s->set_min_tokens(4); }},
+      {"min_tokens",
+       [](auto* s) {
+         s->set_max_tokens(3);
+         s->set_min_tokens(4);
+       }},
       {"logprobs", [](auto* s) { s->set_logprobs(21); }},
       {"n", [](auto* s) { s->set_n(0); }},
       {"n", [](auto* s) { s->set_n(17); }},
@@ -65,14 +72,23 @@ TEST(RequestCheckTest, ValuesOutOfRangeAreRefusedByName) {
 
 TEST(RequestCheckTest, ValuesAtTheEdgesAreTaken) {
   const std::vector<Change> cases = {
-      [](auto* s) { s->set_temperature(0); },      [](auto* s) { s->set_top_p(0); },
-      [](auto* s) { s->set_top_p(1); },            [](auto* s) { s->set_top_k(0); },
-      [](auto* s) { s->set_top_k(-1); },           [](auto* s) { s->set_top_k(kVocab + 5); },
-      [](auto* s) { s->set_presence_penalty(2); }, [](auto* s) { s->set_frequency_penalty(-2); },
-      [](auto* s) { s->set_logprobs(20); },        [](auto* s) { s->set_logprobs(0); },
-      [](auto* s) { s->set_n(16); },               [](auto* s) { s->set_max_tokens(1); },
-      [](auto* s) { s->set_seed(0); },             [](auto* s) { (*s->mutable_logit_bias())[kVocab - 1] = -100; },
-      [](auto* s) { for (int i = 0; i < 16; ++i) s->add_stop(std::string(256, 'x')); },
+      [](auto* s) { s->set_temperature(0); },
+      [](auto* s) { s->set_top_p(0); },
+      [](auto* s) { s->set_top_p(1); },
+      [](auto* s) { s->set_top_k(0); },
+      [](auto* s) { s->set_top_k(-1); },
+      [](auto* s) { s->set_top_k(kVocab + 5); },
+      [](auto* s) { s->set_presence_penalty(2); },
+      [](auto* s) { s->set_frequency_penalty(-2); },
+      [](auto* s) { s->set_logprobs(20); },
+      [](auto* s) { s->set_logprobs(0); },
+      [](auto* s) { s->set_n(16); },
+      [](auto* s) { s->set_max_tokens(1); },
+      [](auto* s) { s->set_seed(0); },
+      [](auto* s) { (*s->mutable_logit_bias())[kVocab - 1] = -100; },
+      [](auto* s) {
+        for (int i = 0; i < 16; ++i) s->add_stop(std::string(256, 'x'));
+      },
   };
   for (size_t i = 0; i < cases.size(); ++i) {
     v1::GenerateRequest request = Request();
@@ -174,12 +190,14 @@ TEST(RequestCheckTest, IgnoreEosLeavesTheUsersStopIds) {
   v1::GenerateRequest request = Request();
   request.mutable_sampling()->add_stop_token_ids(5);
   auto sampling = ResolveSampling(request, Config(), 10, 100, 0);
-  EXPECT_EQ(std::vector<uint32_t>(sampling->stop_token_ids().begin(), sampling->stop_token_ids().end()),
-            (std::vector<uint32_t>{5, 7, 8}));
+  EXPECT_EQ(
+      std::vector<uint32_t>(sampling->stop_token_ids().begin(), sampling->stop_token_ids().end()),
+      (std::vector<uint32_t>{5, 7, 8}));
   request.mutable_sampling()->set_ignore_eos(true);
   sampling = ResolveSampling(request, Config(), 10, 100, 0);
-  EXPECT_EQ(std::vector<uint32_t>(sampling->stop_token_ids().begin(), sampling->stop_token_ids().end()),
-            (std::vector<uint32_t>{5}));
+  EXPECT_EQ(
+      std::vector<uint32_t>(sampling->stop_token_ids().begin(), sampling->stop_token_ids().end()),
+      (std::vector<uint32_t>{5}));
 }
 
 }  // namespace

@@ -22,8 +22,9 @@ WorkerView View(const std::string& address, WorkerRole role, uint64_t load, uint
 
 class RoutePolicyTest : public testing::Test {
  protected:
-  std::vector<WorkerView> workers_ = {View("p1", WorkerRole::kPrefill, 10), View("p2", WorkerRole::kPrefill, 5),
-                                      View("d1", WorkerRole::kDecode, 7), View("d2", WorkerRole::kDecode, 7)};
+  std::vector<WorkerView> workers_ = {
+      View("p1", WorkerRole::kPrefill, 10), View("p2", WorkerRole::kPrefill, 5),
+      View("d1", WorkerRole::kDecode, 7), View("d2", WorkerRole::kDecode, 7)};
   RouteRequest request_{.prompt_tokens = 100};
   std::unique_ptr<RoutePolicy> policy_ = MakeLeastLoadPolicy();
 };

@@ -27,8 +27,9 @@ class ManualTimers : public Timers {
   void Advance(absl::Duration by) {
     clock_->Advance(by);
     while (true) {
-      auto next = std::min_element(waiting_.begin(), waiting_.end(),
-                                   [](const auto& a, const auto& b) { return a.second.first < b.second.first; });
+      auto next = std::min_element(
+          waiting_.begin(), waiting_.end(),
+          [](const auto& a, const auto& b) { return a.second.first < b.second.first; });
       if (next == waiting_.end() || next->second.first > clock_->Now()) return;
       auto callback = std::move(next->second.second);
       waiting_.erase(next);
@@ -69,15 +70,21 @@ using FakeDecode = FakeLegState<worker::v1::DecodeRequest::Open, worker::v1::Dec
 
 class FakeLegs : public LegFactory {
  public:
-  std::unique_ptr<PrefillLeg> OpenPrefill(const std::string& address, worker::v1::PrefillRequest::Open open,
-                                          absl::Duration deadline, PrefillEvents events) override {
-    auto state = std::make_shared<FakePrefill>(FakePrefill{address, std::move(open), deadline, std::move(events)});
+  std::unique_ptr<PrefillLeg> OpenPrefill(const std::string& address,
+                                          worker::v1::PrefillRequest::Open open,
+                                          absl::Duration deadline,
+                                          PrefillEvents events) override {
+    auto state = std::make_shared<FakePrefill>(
+        FakePrefill{address, std::move(open), deadline, std::move(events)});
     prefills.push_back(state);
     return std::make_unique<Prefill>(state);
   }
-  std::unique_ptr<DecodeLeg> OpenDecode(const std::string& address, worker::v1::DecodeRequest::Open open,
-                                        absl::Duration deadline, DecodeEvents events) override {
-    auto state = std::make_shared<FakeDecode>(FakeDecode{address, std::move(open), deadline, std::move(events)});
+  std::unique_ptr<DecodeLeg> OpenDecode(const std::string& address,
+                                        worker::v1::DecodeRequest::Open open,
+                                        absl::Duration deadline,
+                                        DecodeEvents events) override {
+    auto state = std::make_shared<FakeDecode>(
+        FakeDecode{address, std::move(open), deadline, std::move(events)});
     decodes.push_back(state);
     return std::make_unique<Decode>(state);
   }
@@ -97,7 +104,9 @@ class FakeLegs : public LegFactory {
  private:
   struct Prefill : PrefillLeg {
     explicit Prefill(std::shared_ptr<FakePrefill> s) : state(std::move(s)) {}
-    void SendTicket(worker::v1::PrefillRequest::Ticket ticket) override { state->tickets.push_back(std::move(ticket)); }
+    void SendTicket(worker::v1::PrefillRequest::Ticket ticket) override {
+      state->tickets.push_back(std::move(ticket));
+    }
     void Cancel() override { state->cancelled = true; }
     std::shared_ptr<FakePrefill> state;
   };
@@ -124,12 +133,15 @@ struct Received {
   std::vector<uint32_t> ids(uint32_t index = 0) const {
     std::vector<uint32_t> out;
     for (const auto& message : messages) {
-      if (message.index() == index) out.insert(out.end(), message.token_ids().begin(), message.token_ids().end());
+      if (message.index() == index)
+        out.insert(out.end(), message.token_ids().begin(), message.token_ids().end());
     }
     return out;
   }
   bool done() const { return !finishes.empty(); }
-  absl::StatusCode code() const { return finishes.empty() ? absl::StatusCode::kUnknown : finishes[0].code(); }
+  absl::StatusCode code() const {
+    return finishes.empty() ? absl::StatusCode::kUnknown : finishes[0].code();
+  }
 };
 
 class FakeSink : public ClientSink {
@@ -149,9 +161,13 @@ class FakeSink : public ClientSink {
 class InlineEncoder : public PromptEncoder {
  public:
   explicit InlineEncoder(const ModelFacts* facts) : facts_(facts) {}
-  void Encode(std::shared_ptr<const v1::GenerateRequest> request, size_t max_text_bytes, Done done) override {
+  void Encode(std::shared_ptr<const v1::GenerateRequest> request,
+              size_t max_text_bytes,
+              Done done) override {
     if (hold) {
-      held = [this, request, max_text_bytes, done] { done(EncodePrompt(*request, *facts_, max_text_bytes)); };
+      held = [this, request, max_text_bytes, done] {
+        done(EncodePrompt(*request, *facts_, max_text_bytes));
+      };
     } else {
       done(EncodePrompt(*request, *facts_, max_text_bytes));
     }
@@ -164,7 +180,8 @@ class InlineEncoder : public PromptEncoder {
 };
 
 // A ready worker's report.
-inline worker::v1::WorkerStatus ReadyStatus(const std::string& role, const std::string& incarnation = "1") {
+inline worker::v1::WorkerStatus ReadyStatus(const std::string& role,
+                                            const std::string& incarnation = "1") {
   worker::v1::WorkerStatus status;
   status.set_role(role);
   status.set_incarnation(incarnation);

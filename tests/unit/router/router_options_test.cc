@@ -47,9 +47,11 @@ TEST(RouterOptionsTest, BadValuesStopTheStartNamingWhatIsAccepted) {
     change(&options);
     const auto resolved = ResolveOptions(options);
     EXPECT_TRUE(absl::IsInvalidArgument(resolved.status())) << expected;
-    EXPECT_NE(std::string(resolved.status().message()).find(expected), std::string::npos) << resolved.status();
+    EXPECT_NE(std::string(resolved.status().message()).find(expected), std::string::npos)
+        << resolved.status();
   }
-  EXPECT_NE(std::string(ParseLogLevel("loud").status().message()).find("warning"), std::string::npos);
+  EXPECT_NE(std::string(ParseLogLevel("loud").status().message()).find("warning"),
+            std::string::npos);
 }
 
 }  // namespace

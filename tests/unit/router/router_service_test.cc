@@ -55,14 +55,16 @@ class NullPrefill : public worker::v1::PrefillWorker::Service {
  public:
   explicit NullPrefill(Behaviour* behaviour) : behaviour_(behaviour) {}
   grpc::Status Prefill(grpc::ServerContext* context,
-                       grpc::ServerReaderWriter<worker::v1::PrefillResponse, worker::v1::PrefillRequest>* stream) override {
+                       grpc::ServerReaderWriter<worker::v1::PrefillResponse,
+                                                worker::v1::PrefillRequest>* stream) override {
     OpenCall open_call(behaviour_);
     worker::v1::PrefillRequest request;
     if (!stream->Read(&request)) return grpc::Status::CANCELLED;
     const auto spec = request.open().spec();
     worker::v1::PrefillResponse response;
     for (uint32_t choice = 0; choice < spec.sampling().n(); ++choice) {
-      *response.mutable_first_tokens()->add_tokens() = TokenAt(choice, static_cast<uint32_t>(spec.prompt_ids_size()));
+      *response.mutable_first_tokens()->add_tokens() =
+          TokenAt(choice, static_cast<uint32_t>(spec.prompt_ids_size()));
       if (spec.sampling().max_tokens() == 1) {
         auto* finished = response.mutable_first_tokens()->add_finished();
         finished->set_choice(choice);
@@ -84,7 +86,8 @@ class NullDecode : public worker::v1::DecodeWorker::Service {
  public:
   explicit NullDecode(Behaviour* behaviour) : behaviour_(behaviour) {}
   grpc::Status Generate(grpc::ServerContext* context,
-                        grpc::ServerReaderWriter<worker::v1::DecodeResponse, worker::v1::DecodeRequest>* stream) override {
+                        grpc::ServerReaderWriter<worker::v1::DecodeResponse,
+                                                 worker::v1::DecodeRequest>* stream) override {
     OpenCall open_call(behaviour_);
     worker::v1::DecodeRequest request;
     if (!stream->Read(&request)) return grpc::Status::CANCELLED;
@@ -142,9 +145,12 @@ class Worker {
 
 class RouterServiceTest : public testing::Test {
  protected:
-  static std::string ChainModel() { return std::string(BATON_SOURCE_DIR) + "/tests/data/models/chain"; }
+  static std::string ChainModel() {
+    return std::string(BATON_SOURCE_DIR) + "/tests/data/models/chain";
+  }
   static std::string TokenizerFingerprint() {
-    static const std::string fingerprint = text::Tokenizer::Load(ChainModel()).value()->fingerprint();
+    static const std::string fingerprint =
+        text::Tokenizer::Load(ChainModel()).value()->fingerprint();
     return fingerprint;
   }
 
@@ -244,7 +250,10 @@ TEST_F(RouterServiceTest, ManyStreamsAtATimeKeepTheirOrder) {
   EXPECT_EQ(wrong, 0);
   WaitFor([&] { return behaviour_.open_calls == 0; });
   EXPECT_EQ(router_->metrics().gauge(base::GaugeId::kRouterRequestsInFlight).value(), 0);
-  EXPECT_EQ(router_->metrics().counter(base::CounterId::kRouterRequests, {"grpc", "generate", "OK"}).value(), 80);
+  EXPECT_EQ(router_->metrics()
+                .counter(base::CounterId::kRouterRequests, {"grpc", "generate", "OK"})
+                .value(),
+            80);
 }
 
 TEST_F(RouterServiceTest, UnaryIsTheSameAnswer) {
@@ -254,7 +263,8 @@ TEST_F(RouterServiceTest, UnaryIsTheSameAnswer) {
   const grpc::Status status = stub_->GenerateUnary(&context, Request(20, 2), &response);
   ASSERT_TRUE(status.ok()) << status.error_message();
   ASSERT_EQ(response.choices_size(), 2);
-  EXPECT_EQ(std::vector<uint32_t>(response.choices(1).token_ids().begin(), response.choices(1).token_ids().end()),
+  EXPECT_EQ(std::vector<uint32_t>(response.choices(1).token_ids().begin(),
+                                  response.choices(1).token_ids().end()),
             Expected(20));
   EXPECT_EQ(response.usage().completion_tokens(), 40u);
   EXPECT_EQ(response.choices(0).finished().reason(), v1::FINISH_REASON_LENGTH);
@@ -278,7 +288,10 @@ TEST_F(RouterServiceTest, CancelReachesTheWorkers) {
   context.TryCancel();
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
   WaitFor([&] { return behaviour_.cancelled == 1 && behaviour_.open_calls == 0; });
-  EXPECT_EQ(router_->metrics().counter(base::CounterId::kRouterRequests, {"grpc", "generate", "CANCELLED"}).value(), 1);
+  EXPECT_EQ(router_->metrics()
+                .counter(base::CounterId::kRouterRequests, {"grpc", "generate", "CANCELLED"})
+                .value(),
+            1);
 }
 
 TEST_F(RouterServiceTest, DeadlineReachesTheWorkersAndIsCountedAsSuch) {
@@ -291,7 +304,9 @@ TEST_F(RouterServiceTest, DeadlineReachesTheWorkersAndIsCountedAsSuch) {
   }
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   const auto count = [&] {
-    return router_->metrics().counter(base::CounterId::kRouterRequests, {"grpc", "generate", "DEADLINE_EXCEEDED"}).value();
+    return router_->metrics()
+        .counter(base::CounterId::kRouterRequests, {"grpc", "generate", "DEADLINE_EXCEEDED"})
+        .value();
   };
   WaitFor([&] { return behaviour_.open_calls == 0 && count() == 1; });
 }

@@ -21,7 +21,8 @@ class WorkerTableTest : public testing::Test {
     options.metrics = metrics_.get();
     return WorkerTable(options);
   }
-  static worker::v1::WorkerStatus Status(const std::string& role, const std::string& incarnation = "1") {
+  static worker::v1::WorkerStatus Status(const std::string& role,
+                                         const std::string& incarnation = "1") {
     auto status = ReadyStatus(role, incarnation);
     status.mutable_fingerprint()->set_tokenizer("t");
     return status;

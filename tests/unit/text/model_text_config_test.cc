@@ -9,7 +9,8 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-constexpr char kConfig[] = R"({"architectures":["Qwen3ForCausalLM"],"vocab_size":151936,"eos_token_id":151645})";
+constexpr char kConfig[] =
+    R"({"architectures":["Qwen3ForCausalLM"],"vocab_size":151936,"eos_token_id":151645})";
 
 // Case 2.3: the end ids of all files together.
 TEST(ModelTextConfigTest, EndIdsAreTheUnionOfBothFiles) {
@@ -21,7 +22,8 @@ TEST(ModelTextConfigTest, EndIdsAreTheUnionOfBothFiles) {
 }
 
 TEST(ModelTextConfigTest, SamplingIsWhatTheAuthorRecommends) {
-  const auto config = ParseModelTextConfig(kConfig, R"({"temperature":0.6,"top_k":20,"top_p":0.95,"do_sample":true})");
+  const auto config = ParseModelTextConfig(
+      kConfig, R"({"temperature":0.6,"top_k":20,"top_p":0.95,"do_sample":true})");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->temperature, 0.6f);
   EXPECT_EQ(config->top_k, 20);
@@ -39,11 +41,15 @@ TEST(ModelTextConfigTest, AbsentFileLeavesEverythingUnset) {
 }
 
 TEST(ModelTextConfigTest, WrongFieldsAreNamed) {
-  EXPECT_THAT(std::string(ParseModelTextConfig("{}", "").status().message()), HasSubstr("vocab_size"));
-  EXPECT_THAT(std::string(ParseModelTextConfig(R"({"vocab_size":-1})", "").status().message()), HasSubstr("vocab_size"));
-  EXPECT_THAT(std::string(ParseModelTextConfig(kConfig, R"({"top_p":"x"})").status().message()), HasSubstr("top_p"));
-  EXPECT_THAT(std::string(ParseModelTextConfig(kConfig, R"({"eos_token_id":[-1]})").status().message()),
-              HasSubstr("eos_token_id"));
+  EXPECT_THAT(std::string(ParseModelTextConfig("{}", "").status().message()),
+              HasSubstr("vocab_size"));
+  EXPECT_THAT(std::string(ParseModelTextConfig(R"({"vocab_size":-1})", "").status().message()),
+              HasSubstr("vocab_size"));
+  EXPECT_THAT(std::string(ParseModelTextConfig(kConfig, R"({"top_p":"x"})").status().message()),
+              HasSubstr("top_p"));
+  EXPECT_THAT(
+      std::string(ParseModelTextConfig(kConfig, R"({"eos_token_id":[-1]})").status().message()),
+      HasSubstr("eos_token_id"));
   EXPECT_FALSE(ParseModelTextConfig("[", "").ok());
 }
 

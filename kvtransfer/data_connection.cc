@@ -11,14 +11,16 @@
 namespace baton::kvtransfer {
 namespace {
 
-constexpr size_t kMaxReadBytes = size_t{1} << 20;   // a receive; between two, revokes are looked at
-constexpr size_t kMaxTurnBytes = size_t{8} << 20;   // a turn of one connection
+constexpr size_t kMaxReadBytes = size_t{1} << 20;  // a receive; between two, revokes are looked at
+constexpr size_t kMaxTurnBytes = size_t{8} << 20;  // a turn of one connection
 constexpr int kMaxTurnReads = 256;
-constexpr size_t kMaxOutBytes = size_t{4} << 20;    // answers the peer does not read
+constexpr size_t kMaxOutBytes = size_t{4} << 20;  // answers the peer does not read
 
 }  // namespace
 
-DataConnection::~DataConnection() { AbandonUnit(absl::UnavailableError("data connection: closed")); }
+DataConnection::~DataConnection() {
+  AbandonUnit(absl::UnavailableError("data connection: closed"));
+}
 
 absl::Status DataConnection::OnReadable() {
   size_t turn_bytes = 0;
@@ -73,8 +75,8 @@ absl::Status DataConnection::OnFrame(const Frame& frame) {
       return absl::OkStatus();
     }
     default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("data frame: type=", static_cast<int>(frame.type), " is not for a decode worker"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "data frame: type=", static_cast<int>(frame.type), " is not for a decode worker"));
   }
 }
 
@@ -104,7 +106,8 @@ void DataConnection::FinishUnit() {
   if (unit_wanted_) {
     absl::Status arrived;
     if (unit_->has_checksum && ChecksumOf(pool_->data(), unit_ranges_) != unit_->checksum) {
-      arrived = absl::DataLossError(absl::StrCat("hand-over: checksum of unit=", unit_->sequence, " is wrong"));
+      arrived = absl::DataLossError(
+          absl::StrCat("hand-over: checksum of unit=", unit_->sequence, " is wrong"));
     }
     sink_->EndUnit(*unit_, arrived);
   }

@@ -24,7 +24,8 @@ class DataSink {
   virtual absl::StatusOr<uint64_t> Attach(const PutListener& listener, absl::string_view token) = 0;
   virtual GrantFrame Open(uint64_t session, const OpenFrame& open, const PutListener& listener) = 0;
   // As ReceiverTable's calls of these names.
-  virtual std::optional<std::vector<ByteRange>> BeginUnit(uint64_t session, const UnitFrame& unit) = 0;
+  virtual std::optional<std::vector<ByteRange>> BeginUnit(uint64_t session,
+                                                          const UnitFrame& unit) = 0;
   virtual bool Wants(uint64_t reservation_id) = 0;
   virtual void EndUnit(const UnitFrame& unit, const absl::Status& arrived) = 0;
   virtual void Report(uint64_t session, double bytes_per_second) = 0;
@@ -34,21 +35,29 @@ class DataSink {
 class DataConnection {
  public:
   // `listener`, `sink` and `pool` outlive it.
-  DataConnection(UniqueFd fd, PutListener* listener, DataSink* sink, base::Buffer* pool, absl::Duration accepted_at)
-      : fd_(std::move(fd)), listener_(listener), sink_(sink), pool_(pool), accepted_at_(accepted_at) {}
+  DataConnection(UniqueFd fd,
+                 PutListener* listener,
+                 DataSink* sink,
+                 base::Buffer* pool,
+                 absl::Duration accepted_at)
+      : fd_(std::move(fd)),
+        listener_(listener),
+        sink_(sink),
+        pool_(pool),
+        accepted_at_(accepted_at) {}
   ~DataConnection();
   DataConnection(const DataConnection&) = delete;
   DataConnection& operator=(const DataConnection&) = delete;
 
   // Reads what is there, but not so much that other connections starve.
-  // Errors: UNAVAILABLE (closed by the peer), INVALID_ARGUMENT (nonsense), PERMISSION_DENIED (token), RESOURCE_EXHAUSTED (it
-  // does not read).
+  // Errors: UNAVAILABLE (closed by the peer), INVALID_ARGUMENT (nonsense), PERMISSION_DENIED
+  // (token), RESOURCE_EXHAUSTED (it does not read).
   absl::Status OnReadable();
   absl::Status OnWritable();
   // Stops receiving a unit that has been revoked meanwhile.
   void DropUnwantedUnit();
-  // A peer that writes itself must end the connection itself, else its end proves nothing: from now on we answer nothing,
-  // believe nothing and wait for that.
+  // A peer that writes itself must end the connection itself, else its end proves nothing: from now
+  // on we answer nothing, believe nothing and wait for that.
   void Shut(const absl::Status& reason);
 
   int fd() const { return fd_.get(); }

@@ -17,13 +17,15 @@ constexpr size_t kSkipBytes = size_t{64} << 10;
 
 template <typename Integer>
 void Put(Integer value, std::string* out) {
-  for (size_t i = 0; i < sizeof(Integer); ++i) out->push_back(static_cast<char>(static_cast<uint64_t>(value) >> (8 * i)));
+  for (size_t i = 0; i < sizeof(Integer); ++i)
+    out->push_back(static_cast<char>(static_cast<uint64_t>(value) >> (8 * i)));
 }
 
 template <typename Integer>
 Integer Get(const char* in) {
   uint64_t value = 0;
-  for (size_t i = 0; i < sizeof(Integer); ++i) value |= uint64_t{static_cast<uint8_t>(in[i])} << (8 * i);
+  for (size_t i = 0; i < sizeof(Integer); ++i)
+    value |= uint64_t{static_cast<uint8_t>(in[i])} << (8 * i);
   return static_cast<Integer>(value);
 }
 
@@ -70,7 +72,8 @@ class BodyReader {
 };
 
 absl::Status OutOfBounds(absl::string_view what, uint64_t value, uint64_t limit) {
-  return absl::InvalidArgumentError(absl::StrCat("data frame: ", what, "=", value, " limit=", limit));
+  return absl::InvalidArgumentError(
+      absl::StrCat("data frame: ", what, "=", value, " limit=", limit));
 }
 
 }  // namespace
@@ -78,8 +81,10 @@ absl::Status OutOfBounds(absl::string_view what, uint64_t value, uint64_t limit)
 std::string Encode(const AttachFrame& frame) { return WithHeader(FrameType::kAttach, frame.token); }
 
 absl::StatusOr<AttachFrame> ParseAttach(const Frame& frame) {
-  if (frame.type != FrameType::kAttach) return absl::InvalidArgumentError("data frame: not an attach");
-  if (frame.body.size() > kMaxTokenBytes) return OutOfBounds("token_bytes", frame.body.size(), kMaxTokenBytes);
+  if (frame.type != FrameType::kAttach)
+    return absl::InvalidArgumentError("data frame: not an attach");
+  if (frame.body.size() > kMaxTokenBytes)
+    return OutOfBounds("token_bytes", frame.body.size(), kMaxTokenBytes);
   return AttachFrame{frame.body};
 }
 
@@ -102,7 +107,8 @@ absl::StatusOr<WelcomeFrame> ParseWelcome(const Frame& frame) {
   welcome.num_blocks = body.Take<uint32_t>();
   welcome.format = body.Take<uint32_t>();
   BATON_RETURN_IF_ERROR(body.Finish("welcome"));
-  if (welcome.num_blocks > (1u << 26)) return OutOfBounds("num_blocks", welcome.num_blocks, 1u << 26);
+  if (welcome.num_blocks > (1u << 26))
+    return OutOfBounds("num_blocks", welcome.num_blocks, 1u << 26);
   return welcome;
 }
 
@@ -141,13 +147,15 @@ absl::StatusOr<GrantFrame> ParseGrant(const Frame& frame) {
   grant.reservation_id = body.Take<uint64_t>();
   const uint32_t code = body.Take<uint32_t>();
   const absl::string_view reason = body.TakeBytes(body.Take<uint32_t>());
-  if (code > static_cast<uint32_t>(absl::StatusCode::kUnauthenticated)) return OutOfBounds("status", code, 16);
+  if (code > static_cast<uint32_t>(absl::StatusCode::kUnauthenticated))
+    return OutOfBounds("status", code, 16);
   grant.status = absl::Status(static_cast<absl::StatusCode>(code), reason);
   grant.prompt_tokens = body.Take<uint32_t>();
   grant.first_missing_block = body.Take<uint32_t>();
   const size_t num_blocks = body.left() / sizeof(uint32_t);
   grant.blocks.reserve(num_blocks);
-  for (size_t i = 0; i < num_blocks; ++i) grant.blocks.push_back(static_cast<kv::BlockId>(body.Take<uint32_t>()));
+  for (size_t i = 0; i < num_blocks; ++i)
+    grant.blocks.push_back(static_cast<kv::BlockId>(body.Take<uint32_t>()));
   BATON_RETURN_IF_ERROR(body.Finish("grant"));
   return grant;
 }
@@ -186,7 +194,8 @@ absl::StatusOr<UnitFrame> ParseUnit(const Frame& frame) {
   unit.checksum = body.Take<uint64_t>();
   BATON_RETURN_IF_ERROR(body.Finish("unit"));
   if (flags > 1) return OutOfBounds("flags", flags, 1);
-  if (unit.bytes == 0 || unit.bytes > kMaxUnitBytes) return OutOfBounds("unit_bytes", unit.bytes, kMaxUnitBytes);
+  if (unit.bytes == 0 || unit.bytes > kMaxUnitBytes)
+    return OutOfBounds("unit_bytes", unit.bytes, kMaxUnitBytes);
   unit.has_checksum = flags == 1;
   return unit;
 }
@@ -218,7 +227,8 @@ absl::StatusOr<ProbeFrame> ParseProbe(const Frame& frame) {
   ProbeFrame probe;
   probe.bytes = body.Take<uint64_t>();
   BATON_RETURN_IF_ERROR(body.Finish("probe"));
-  if (probe.bytes == 0 || probe.bytes > kMaxUnitBytes) return OutOfBounds("probe_bytes", probe.bytes, kMaxUnitBytes);
+  if (probe.bytes == 0 || probe.bytes > kMaxUnitBytes)
+    return OutOfBounds("probe_bytes", probe.bytes, kMaxUnitBytes);
   return probe;
 }
 
@@ -240,11 +250,15 @@ std::string EncodeProbeAck() { return WithHeader(FrameType::kProbeAck, ""); }
 
 absl::Span<uint8_t> FrameReader::Want() {
   switch (state_) {
-    case State::kHeader: return absl::MakeSpan(header_).subspan(done_);
+    case State::kHeader:
+      return absl::MakeSpan(header_).subspan(done_);
     case State::kBody:
-      return absl::MakeSpan(reinterpret_cast<uint8_t*>(frame_.body.data()), frame_.body.size()).subspan(done_);
-    case State::kPayload: return places_[place_].subspan(done_);
-    case State::kSkip: break;
+      return absl::MakeSpan(reinterpret_cast<uint8_t*>(frame_.body.data()), frame_.body.size())
+          .subspan(done_);
+    case State::kPayload:
+      return places_[place_].subspan(done_);
+    case State::kSkip:
+      break;
   }
   scratch_.resize(kSkipBytes);
   return absl::MakeSpan(scratch_).subspan(0, std::min<uint64_t>(skip_bytes_, kSkipBytes));
@@ -262,11 +276,13 @@ absl::StatusOr<FrameReader::Event> FrameReader::Advance(size_t count) {
   if (count < wanted) return Event::kMore;
   done_ = 0;
   switch (state_) {
-    case State::kHeader: return HeaderDone();
+    case State::kHeader:
+      return HeaderDone();
     case State::kBody:
       state_ = State::kHeader;
       return Event::kFrame;
-    default: break;
+    default:
+      break;
   }
   if (++place_ < places_.size()) return Event::kMore;
   places_.clear();

@@ -1,7 +1,8 @@
 #pragma once
 
-// What travels on a data connection: frames of 16 bytes of header and a body of at most kMaxFrameBody bytes, all integers
-// little-endian. On transports that carry bytes in the stream, the payload follows a unit's or probe's frame.
+// What travels on a data connection: frames of 16 bytes of header and a body of at most
+// kMaxFrameBody bytes, all integers little-endian. On transports that carry bytes in the stream,
+// the payload follows a unit's or probe's frame.
 //
 //   header   magic u32, type u16, zero u16, body bytes u32, zero u32
 //   P -> D   Attach, then any of Open, Unit, Probe, Report
@@ -109,7 +110,8 @@ std::string Encode(const ProbeFrame& frame);
 std::string Encode(const ReportFrame& frame);
 std::string EncodeProbeAck();
 
-// Errors of all: INVALID_ARGUMENT when the frame is of another type, too short or too long, or a value is out of bounds.
+// Errors of all: INVALID_ARGUMENT when the frame is of another type, too short or too long, or a
+// value is out of bounds.
 absl::StatusOr<AttachFrame> ParseAttach(const Frame& frame);
 absl::StatusOr<WelcomeFrame> ParseWelcome(const Frame& frame);
 absl::StatusOr<OpenFrame> ParseOpen(const Frame& frame);
@@ -119,8 +121,8 @@ absl::StatusOr<AckFrame> ParseAck(const Frame& frame);
 absl::StatusOr<ProbeFrame> ParseProbe(const Frame& frame);
 absl::StatusOr<ReportFrame> ParseReport(const Frame& frame);
 
-// Cuts a byte stream into frames and payloads, without copying payload: the caller reads straight into Want().
-// Trusts nothing that it reads. Thread-compatible.
+// Cuts a byte stream into frames and payloads, without copying payload: the caller reads straight
+// into Want(). Trusts nothing that it reads. Thread-compatible.
 class FrameReader {
  public:
   enum class Event { kMore, kFrame, kPayloadDone };

@@ -7,7 +7,8 @@
 
 namespace baton::kvtransfer {
 
-// A PeerLink that may be gone: its owner takes it back with Drop(), after which nobody here uses it. Thread-safe.
+// A PeerLink that may be gone: its owner takes it back with Drop(), after which nobody here uses
+// it. Thread-safe.
 class LinkSlot {
  public:
   explicit LinkSlot(PeerLink* link) : link_(link) {}

@@ -4,8 +4,9 @@
 
 namespace baton::kvtransfer {
 
-// The control channel to one peer: an ordered stream of messages. Implemented over gRPC by the workers, in memory by tests.
-// Thread-safe. Neither call may lead to OnPeerGone on the same thread before it returns.
+// The control channel to one peer: an ordered stream of messages. Implemented over gRPC by the
+// workers, in memory by tests. Thread-safe. Neither call may lead to OnPeerGone on the same thread
+// before it returns.
 class PeerLink {
  public:
   virtual ~PeerLink() = default;

@@ -1,6 +1,7 @@
 #pragma once
 
-// The decode side of hand-overs: reservation -> landed, revoked or expired. One Receiver per worker, many peers.
+// The decode side of hand-overs: reservation -> landed, revoked or expired. One Receiver per
+// worker, many peers.
 
 #include <cstdint>
 #include <functional>
@@ -24,30 +25,33 @@ using SessionId = uint64_t;
 
 struct ReceiverOptions {
   const base::Clock* clock = &base::Clock::Real();
-  base::Buffer* pool = nullptr;  // the decode worker's KV pool (AllocateShared), outlives the receiver
+  base::Buffer* pool =
+      nullptr;  // the decode worker's KV pool (AllocateShared), outlives the receiver
   kv::KvLayout layout;
   worker::v1::LayoutFingerprint fingerprint;
-  std::string incarnation;               // 16 random bytes
-  std::vector<std::string> transports;   // in order of preference: "shm", "tcp"
+  std::string incarnation;              // 16 random bytes
+  std::vector<std::string> transports;  // in order of preference: "shm", "tcp"
   std::string tcp_listen_host = "127.0.0.1";
-  int tcp_listen_port = 0;               // 0: any
-  std::string tcp_advertise_host;        // empty: tcp_listen_host
-  std::string socket_dir;                // private directory of the Unix socket; empty: a fresh one, mode 0700
+  int tcp_listen_port = 0;         // 0: any
+  std::string tcp_advertise_host;  // empty: tcp_listen_host
+  std::string socket_dir;  // private directory of the Unix socket; empty: a fresh one, mode 0700
 };
 
 struct Reservation {
-  uint64_t reservation_id = 0;           // set by Reserve: random
-  uint64_t epoch = 0;                    // set by Reserve
+  uint64_t reservation_id = 0;  // set by Reserve: random
+  uint64_t epoch = 0;           // set by Reserve
   int prompt_tokens = 0;
   int first_missing_block = 0;
-  std::vector<kv::BlockId> blocks;       // one per prompt block, from block 0
+  std::vector<kv::BlockId> blocks;  // one per prompt block, from block 0
 };
 
-// What happens to a reservation; delivered from the receiver's threads, which wait for nobody: push to a queue.
+// What happens to a reservation; delivered from the receiver's threads, which wait for nobody: push
+// to a queue.
 struct ReceiverEvent {
   enum class Kind {
     kLanded,    // complete and committed: the sequence may run
-    kFailed,    // the sender gave up or died, or the totals disagree (DATA_LOSS): not usable, no writer left (blocks may be freed)
+    kFailed,    // the sender gave up or died, or the totals disagree (DATA_LOSS): not usable, no
+                // writer left (blocks may be freed)
     kQuiesced,  // after Revoke: no writer is left, the blocks may be freed
   };
   Kind kind = Kind::kFailed;
@@ -55,26 +59,30 @@ struct ReceiverEvent {
   absl::Status status;
   std::vector<worker::v1::Token> first_tokens;  // kLanded
   uint64_t bytes = 0;
-  absl::Duration exposed;                       // kLanded: from Commit's arrival to complete
+  absl::Duration exposed;  // kLanded: from Commit's arrival to complete
   std::string transport;
 };
 
 // Thread-safe.
 class Receiver {
  public:
-  static absl::StatusOr<std::unique_ptr<Receiver>> Create(const ReceiverOptions& options,
-                                                          std::function<void(ReceiverEvent)> on_event);
+  static absl::StatusOr<std::unique_ptr<Receiver>> Create(
+      const ReceiverOptions& options, std::function<void(ReceiverEvent)> on_event);
   virtual ~Receiver() = default;
 
-  // Opens a hand-over. Nothing has been written yet, so a Revoke before the first unit is quiet at once.
+  // Opens a hand-over. Nothing has been written yet, so a Revoke before the first unit is quiet at
+  // once.
   virtual worker::v1::Handoff Reserve(Reservation reservation) = 0;
-  // Takes it back. Exactly one kQuiesced (or kFailed) follows; until then the blocks must not be used: quarantine.
-  // Idempotent; a Revoke of a landed or unknown reservation does nothing and returns false.
+  // Takes it back. Exactly one kQuiesced (or kFailed) follows; until then the blocks must not be
+  // used: quarantine. Idempotent; a Revoke of a landed or unknown reservation does nothing and
+  // returns false.
   virtual bool Revoke(uint64_t reservation_id, absl::string_view reason) = 0;
 
-  // A peer opened a control session with its Hello. Returns our Hello with endpoints that only this session may use.
-  // Errors: FAILED_PRECONDITION naming the fingerprint field that differs.
-  virtual absl::StatusOr<worker::v1::Hello> OnPeerHello(const worker::v1::Hello& peer, PeerLink* link, SessionId* session) = 0;
+  // A peer opened a control session with its Hello. Returns our Hello with endpoints that only this
+  // session may use. Errors: FAILED_PRECONDITION naming the fingerprint field that differs.
+  virtual absl::StatusOr<worker::v1::Hello> OnPeerHello(const worker::v1::Hello& peer,
+                                                        PeerLink* link,
+                                                        SessionId* session) = 0;
   // Commit, Quiesced, Abort, Heartbeat.
   virtual void OnMessage(SessionId session, const worker::v1::PeerMessage& message) = 0;
   virtual void OnPeerGone(SessionId session) = 0;

@@ -18,10 +18,12 @@ worker::v1::PeerMessage RevokeMessage(worker::v1::Handoff handoff, absl::string_
 }  // namespace
 
 worker::v1::Handoff ReceiverTable::Reserve(Reservation reservation, uint64_t random_id) {
-  BATON_CHECK(static_cast<int>(reservation.blocks.size()) == kv::BlocksFor(reservation.prompt_tokens));
+  BATON_CHECK(static_cast<int>(reservation.blocks.size()) ==
+              kv::BlocksFor(reservation.prompt_tokens));
   BATON_CHECK(reservation.first_missing_block >= 0 &&
               reservation.first_missing_block <= static_cast<int>(reservation.blocks.size()));
-  for (kv::BlockId block : reservation.blocks) BATON_CHECK(block >= 0 && block < layout_.num_blocks, "block=", block);
+  for (kv::BlockId block : reservation.blocks)
+    BATON_CHECK(block >= 0 && block < layout_.num_blocks, "block=", block);
   auto entry = std::make_unique<Entry>();
   reservation.reservation_id = random_id;
   reservation.epoch = ++epoch_;
@@ -32,14 +34,19 @@ worker::v1::Handoff ReceiverTable::Reserve(Reservation reservation, uint64_t ran
   return handoff;
 }
 
-bool ReceiverTable::Revoke(uint64_t reservation_id, absl::string_view reason, ReceiverEffects* effects) {
+bool ReceiverTable::Revoke(uint64_t reservation_id,
+                           absl::string_view reason,
+                           ReceiverEffects* effects) {
   Entry* entry = Find(reservation_id);
   if (entry == nullptr) return false;
-  End(entry, ReceiverEvent::Kind::kQuiesced, absl::CancelledError(reason), /*tell_peer=*/true, effects);
+  End(entry, ReceiverEvent::Kind::kQuiesced, absl::CancelledError(reason), /*tell_peer=*/true,
+      effects);
   return true;
 }
 
-GrantFrame ReceiverTable::Open(SessionId session, const OpenFrame& open, bool peer_writes,
+GrantFrame ReceiverTable::Open(SessionId session,
+                               const OpenFrame& open,
+                               bool peer_writes,
                                absl::string_view transport) {
   GrantFrame grant;
   grant.reservation_id = open.reservation_id;
@@ -63,23 +70,28 @@ GrantFrame ReceiverTable::Open(SessionId session, const OpenFrame& open, bool pe
   return grant;
 }
 
-std::optional<std::vector<ByteRange>> ReceiverTable::BeginUnit(SessionId session, const UnitFrame& unit,
+std::optional<std::vector<ByteRange>> ReceiverTable::BeginUnit(SessionId session,
+                                                               const UnitFrame& unit,
                                                                ReceiverEffects* effects) {
   Entry* entry = Find(unit.reservation_id);
-  if (entry == nullptr || entry->session != session || entry->ending || entry->reservation.epoch != unit.epoch) {
+  if (entry == nullptr || entry->session != session || entry->ending ||
+      entry->reservation.epoch != unit.epoch) {
     return std::nullopt;
   }
   absl::Status status = CheckRect(unit.rect, entry->shape, layout_);
   if (status.ok() && unit.sequence != entry->units) {
-    status = absl::DataLossError(absl::StrCat("hand-over: unit=", unit.sequence, " expected=", entry->units));
+    status = absl::DataLossError(
+        absl::StrCat("hand-over: unit=", unit.sequence, " expected=", entry->units));
   }
   if (status.ok() && unit.bytes != BytesOf(unit.rect, entry->shape, layout_)) {
-    status = absl::DataLossError(absl::StrCat("hand-over: unit_bytes=", unit.bytes, " expected=",
-                                              BytesOf(unit.rect, entry->shape, layout_)));
+    status =
+        absl::DataLossError(absl::StrCat("hand-over: unit_bytes=", unit.bytes,
+                                         " expected=", BytesOf(unit.rect, entry->shape, layout_)));
   }
   if (status.ok()) status = entry->coverage->Add(unit.rect);
   if (!status.ok()) {
-    End(entry, ReceiverEvent::Kind::kFailed, absl::DataLossError(status.message()), /*tell_peer=*/true, effects);
+    End(entry, ReceiverEvent::Kind::kFailed, absl::DataLossError(status.message()),
+        /*tell_peer=*/true, effects);
     return std::nullopt;
   }
   entry->unit_open = true;
@@ -92,7 +104,9 @@ bool ReceiverTable::Wants(uint64_t reservation_id) const {
   return found != entries_.end() && !found->second->ending;
 }
 
-void ReceiverTable::EndUnit(const UnitFrame& unit, const absl::Status& arrived, absl::Duration now,
+void ReceiverTable::EndUnit(const UnitFrame& unit,
+                            const absl::Status& arrived,
+                            absl::Duration now,
                             ReceiverEffects* effects) {
   Entry* entry = Find(unit.reservation_id);
   if (entry == nullptr) return;  // FailAll
@@ -108,7 +122,9 @@ void ReceiverTable::EndUnit(const UnitFrame& unit, const absl::Status& arrived, 
   }
 }
 
-void ReceiverTable::OnCommit(SessionId session, const worker::v1::Commit& commit, absl::Duration now,
+void ReceiverTable::OnCommit(SessionId session,
+                             const worker::v1::Commit& commit,
+                             absl::Duration now,
                              ReceiverEffects* effects) {
   Entry* entry = Find(session, commit.handoff());
   if (entry == nullptr || entry->session == 0 || entry->ending || entry->commit.has_value()) return;
@@ -121,11 +137,13 @@ void ReceiverTable::LandIfComplete(Entry* entry, absl::Duration now, ReceiverEff
   if (!entry->commit.has_value() || entry->unit_open) return;
   const worker::v1::Commit& commit = *entry->commit;
   if (entry->units < commit.units_sent()) return;  // the control channel was faster
-  if (entry->units > commit.units_sent() || entry->bytes != commit.bytes() || !entry->coverage->complete()) {
+  if (entry->units > commit.units_sent() || entry->bytes != commit.bytes() ||
+      !entry->coverage->complete()) {
     End(entry, ReceiverEvent::Kind::kFailed,
-        absl::DataLossError(absl::StrCat("hand-over: units=", entry->units, " committed_units=", commit.units_sent(),
-                                         " bytes=", entry->bytes, " committed_bytes=", commit.bytes(),
-                                         " missing=", entry->coverage->missing())),
+        absl::DataLossError(absl::StrCat(
+            "hand-over: units=", entry->units, " committed_units=", commit.units_sent(),
+            " bytes=", entry->bytes, " committed_bytes=", commit.bytes(),
+            " missing=", entry->coverage->missing())),
         /*tell_peer=*/true, effects);
     return;
   }
@@ -143,23 +161,30 @@ void ReceiverTable::LandIfComplete(Entry* entry, absl::Duration now, ReceiverEff
   entries_.erase(entry->reservation.reservation_id);
 }
 
-void ReceiverTable::OnQuiesced(SessionId session, const worker::v1::Quiesced& quiesced, ReceiverEffects* effects) {
+void ReceiverTable::OnQuiesced(SessionId session,
+                               const worker::v1::Quiesced& quiesced,
+                               ReceiverEffects* effects) {
   Entry* entry = Find(session, quiesced.handoff());
   if (entry == nullptr || !entry->ending) return;
   entry->peer_quiet = true;
   FinishIfQuiet(entry, effects);
 }
 
-void ReceiverTable::OnAbort(SessionId session, const worker::v1::Abort& abort, ReceiverEffects* effects) {
+void ReceiverTable::OnAbort(SessionId session,
+                            const worker::v1::Abort& abort,
+                            ReceiverEffects* effects) {
   Entry* entry = Find(session, abort.handoff());
   if (entry == nullptr) return;
   entry->peer_quiet = true;  // a sender aborts after its last write
   End(entry, ReceiverEvent::Kind::kFailed,
-      absl::UnavailableError(absl::StrCat("hand-over aborted by the prefill worker: ", abort.reason())),
+      absl::UnavailableError(
+          absl::StrCat("hand-over aborted by the prefill worker: ", abort.reason())),
       /*tell_peer=*/false, effects);
 }
 
-void ReceiverTable::SessionGone(SessionId session, const absl::Status& reason, ReceiverEffects* effects) {
+void ReceiverTable::SessionGone(SessionId session,
+                                const absl::Status& reason,
+                                ReceiverEffects* effects) {
   for (uint64_t id : IdsOf(session)) {
     End(Find(id), ReceiverEvent::Kind::kFailed, reason, /*tell_peer=*/false, effects);
   }
@@ -169,8 +194,8 @@ void ReceiverTable::SessionQuiet(SessionId session, ReceiverEffects* effects) {
   for (uint64_t id : IdsOf(session)) {
     Entry* entry = Find(id);
     entry->peer_quiet = true;
-    End(entry, ReceiverEvent::Kind::kFailed, absl::UnavailableError("prefill worker is gone"), /*tell_peer=*/false,
-        effects);
+    End(entry, ReceiverEvent::Kind::kFailed, absl::UnavailableError("prefill worker is gone"),
+        /*tell_peer=*/false, effects);
   }
 }
 
@@ -200,21 +225,26 @@ ReceiverTable::Entry* ReceiverTable::Find(uint64_t reservation_id) {
 
 ReceiverTable::Entry* ReceiverTable::Find(SessionId session, const worker::v1::Handoff& handoff) {
   Entry* entry = Find(handoff.reservation_id());
-  if (entry == nullptr || handoff.decode_incarnation() != incarnation_ || handoff.epoch() != entry->reservation.epoch) {
+  if (entry == nullptr || handoff.decode_incarnation() != incarnation_ ||
+      handoff.epoch() != entry->reservation.epoch) {
     return nullptr;
   }
   // One that is not opened yet belongs to whoever knows its name.
   return entry->session == session || entry->session == 0 ? entry : nullptr;
 }
 
-void ReceiverTable::End(Entry* entry, ReceiverEvent::Kind kind, const absl::Status& status, bool tell_peer,
+void ReceiverTable::End(Entry* entry,
+                        ReceiverEvent::Kind kind,
+                        const absl::Status& status,
+                        bool tell_peer,
                         ReceiverEffects* effects) {
   if (!entry->ending) {
     entry->ending = true;
     entry->end_kind = kind;
     entry->end_status = status;
     if (tell_peer && entry->session != 0) {
-      effects->messages.emplace_back(entry->session, RevokeMessage(HandoffOf(*entry), status.message()));
+      effects->messages.emplace_back(entry->session,
+                                     RevokeMessage(HandoffOf(*entry), status.message()));
     }
   }
   FinishIfQuiet(entry, effects);

@@ -13,8 +13,9 @@
 //   session gone         -                      -> ending (kFailed)        no change
 //   session quiet        -                      -> quiet, kFailed          -> quiet
 //
-// A hand-over leaves the table with its one terminal event: kLanded out of filling, the others out of reserved or out of
-// ending once it is quiet: nobody writes into its blocks. What has left is unknown, and what is unknown is refused.
+// A hand-over leaves the table with its one terminal event: kLanded out of filling, the others out
+// of reserved or out of ending once it is quiet: nobody writes into its blocks. What has left is
+// unknown, and what is unknown is refused.
 
 #include <cstdint>
 #include <optional>
@@ -50,17 +51,30 @@ class ReceiverTable {
   bool Revoke(uint64_t reservation_id, absl::string_view reason, ReceiverEffects* effects);
 
   // A session asks to write. `peer_writes`: it does so itself (PutListener::peer_writes).
-  GrantFrame Open(SessionId session, const OpenFrame& open, bool peer_writes, absl::string_view transport);
-  // A unit begins to arrive: where its bytes belong, in order. Nothing when nobody wants it: it must be skipped, and EndUnit
-  // must not be called.
-  std::optional<std::vector<ByteRange>> BeginUnit(SessionId session, const UnitFrame& unit, ReceiverEffects* effects);
+  GrantFrame Open(SessionId session,
+                  const OpenFrame& open,
+                  bool peer_writes,
+                  absl::string_view transport);
+  // A unit begins to arrive: where its bytes belong, in order. Nothing when nobody wants it: it
+  // must be skipped, and EndUnit must not be called.
+  std::optional<std::vector<ByteRange>> BeginUnit(SessionId session,
+                                                  const UnitFrame& unit,
+                                                  ReceiverEffects* effects);
   // Between BeginUnit and EndUnit: whether it is still wanted.
   bool Wants(uint64_t reservation_id) const;
   // `arrived`: OK when all bytes are there; else what is wrong with them.
-  void EndUnit(const UnitFrame& unit, const absl::Status& arrived, absl::Duration now, ReceiverEffects* effects);
+  void EndUnit(const UnitFrame& unit,
+               const absl::Status& arrived,
+               absl::Duration now,
+               ReceiverEffects* effects);
 
-  void OnCommit(SessionId session, const worker::v1::Commit& commit, absl::Duration now, ReceiverEffects* effects);
-  void OnQuiesced(SessionId session, const worker::v1::Quiesced& quiesced, ReceiverEffects* effects);
+  void OnCommit(SessionId session,
+                const worker::v1::Commit& commit,
+                absl::Duration now,
+                ReceiverEffects* effects);
+  void OnQuiesced(SessionId session,
+                  const worker::v1::Quiesced& quiesced,
+                  ReceiverEffects* effects);
   void OnAbort(SessionId session, const worker::v1::Abort& abort, ReceiverEffects* effects);
   // The session's control or data connection is lost: nothing more will land.
   void SessionGone(SessionId session, const absl::Status& reason, ReceiverEffects* effects);
@@ -93,7 +107,11 @@ class ReceiverTable {
   // The entry that `handoff` names, if it is this session's.
   Entry* Find(SessionId session, const worker::v1::Handoff& handoff);
   Entry* Find(uint64_t reservation_id);
-  void End(Entry* entry, ReceiverEvent::Kind kind, const absl::Status& status, bool tell_peer, ReceiverEffects* effects);
+  void End(Entry* entry,
+           ReceiverEvent::Kind kind,
+           const absl::Status& status,
+           bool tell_peer,
+           ReceiverEffects* effects);
   // May erase the entry.
   void FinishIfQuiet(Entry* entry, ReceiverEffects* effects);
   void LandIfComplete(Entry* entry, absl::Duration now, ReceiverEffects* effects);
@@ -102,7 +120,8 @@ class ReceiverTable {
   const kv::KvLayout layout_;
   const std::string incarnation_;
   uint64_t epoch_ = 0;
-  absl::flat_hash_map<uint64_t, std::unique_ptr<Entry>> entries_;  // by reservation id; addresses stay
+  absl::flat_hash_map<uint64_t, std::unique_ptr<Entry>>
+      entries_;  // by reservation id; addresses stay
 };
 
 }  // namespace baton::kvtransfer

@@ -35,7 +35,10 @@ class SenderImpl : public Sender {
         link_(link),
         transport_(std::move(transport)),
         heard_at_(options.clock->Now()),
-        table_(options.layout, transport_->peer_layout(), peer.incarnation(), Limits(options, probe_bytes_per_second)) {
+        table_(options.layout,
+               transport_->peer_layout(),
+               peer.incarnation(),
+               Limits(options, probe_bytes_per_second)) {
     thread_ = std::thread([this] { Run(); });
   }
 
@@ -53,12 +56,20 @@ class SenderImpl : public Sender {
     Change([&](SenderTable& table) { id = table.Begin(std::move(spec), options_.clock->Now()); });
     return id;
   }
-  void Push(TransferId id, int block_begin, int block_end, int layer_begin, int layer_end,
+  void Push(TransferId id,
+            int block_begin,
+            int block_end,
+            int layer_begin,
+            int layer_end,
             absl::Span<const kv::BlockId> our_blocks) override {
-    Change([&](SenderTable& table) { table.Push(id, block_begin, block_end, layer_begin, layer_end, our_blocks); });
+    Change([&](SenderTable& table) {
+      table.Push(id, block_begin, block_end, layer_begin, layer_end, our_blocks);
+    });
   }
   void Commit(TransferId id, std::vector<worker::v1::Token> first_tokens) override {
-    Change([&](SenderTable& table) { table.Commit(id, std::move(first_tokens), options_.clock->Now()); });
+    Change([&](SenderTable& table) {
+      table.Commit(id, std::move(first_tokens), options_.clock->Now());
+    });
   }
   void Abort(TransferId id, absl::string_view reason) override {
     Change([&](SenderTable& table) { table.Abort(id, reason); });
@@ -77,7 +88,8 @@ class SenderImpl : public Sender {
     link_.Drop();
     {
       base::MutexLock lock(&mutex_);
-      if (gone_.ok()) gone_ = absl::UnavailableError(absl::StrCat("decode worker is gone: ", reason.message()));
+      if (gone_.ok())
+        gone_ = absl::UnavailableError(absl::StrCat("decode worker is gone: ", reason.message()));
     }
     wake_.Wake();
   }
@@ -200,7 +212,8 @@ absl::StatusOr<bool> SenderImpl::MoveBytes() {
   if (written > 0) table_.OnProgress(now);
   for (const PutTransport::Reply& reply : replies) {
     if (const auto* grant = std::get_if<GrantFrame>(&reply)) table_.OnGrant(*grant, now);
-    if (const auto* ack = std::get_if<AckFrame>(&reply)) BATON_RETURN_IF_ERROR(table_.OnAck(*ack, now));
+    if (const auto* ack = std::get_if<AckFrame>(&reply))
+      BATON_RETURN_IF_ERROR(table_.OnAck(*ack, now));
   }
   const bool unit_written = unit_in_flight_ && !transport_->busy();
   return written > 0 || !replies.empty() || unit_written;
@@ -221,7 +234,8 @@ void SenderImpl::Break(const absl::Status& reason) {
     effects = table_.TakeEffects();
   }
   Deliver(std::move(effects));
-  if (!absl::IsCancelled(reason)) link_.Close();  // a control channel without a data connection is of no use
+  if (!absl::IsCancelled(reason))
+    link_.Close();  // a control channel without a data connection is of no use
 }
 
 void SenderImpl::Deliver(SenderEffects effects) {
@@ -240,7 +254,8 @@ void SenderImpl::WaitForWork() {
   }
   pollfd entries[2] = {{wake_.fd(), POLLIN, 0}, {-1, 0, 0}};
   if (transport_ != nullptr) {
-    entries[1] = {transport_->fd(), static_cast<short>(transport_->wants_write() ? POLLIN | POLLOUT : POLLIN), 0};
+    entries[1] = {transport_->fd(),
+                  static_cast<short>(transport_->wants_write() ? POLLIN | POLLOUT : POLLIN), 0};
   }
   const int64_t wait_ms = absl::ToInt64Milliseconds(until - options_.clock->Now());
   poll(entries, 2, static_cast<int>(std::clamp<int64_t>(wait_ms, 0, 1000) + 1));
@@ -257,7 +272,8 @@ void SenderImpl::SendHeartbeat() {
 }
 
 // The first of the peer's transports that works here, in its order, or exactly the one asked for.
-absl::StatusOr<std::unique_ptr<PutTransport>> Connect(const SenderOptions& options, const worker::v1::Hello& peer) {
+absl::StatusOr<std::unique_ptr<PutTransport>> Connect(const SenderOptions& options,
+                                                      const worker::v1::Hello& peer) {
   ConnectOptions connect;
   connect.pool = options.pool;
   connect.layout = options.layout;
@@ -270,17 +286,19 @@ absl::StatusOr<std::unique_ptr<PutTransport>> Connect(const SenderOptions& optio
       for (const std::string& reason : reasons) BATON_LOG(Warning, "transport not usable ", reason);
       return transport;
     }
-    if (absl::IsFailedPrecondition(transport.status()) && options.transport != "auto") return transport.status();
+    if (absl::IsFailedPrecondition(transport.status()) && options.transport != "auto")
+      return transport.status();
     reasons.push_back(absl::StrCat(endpoint.name(), ": ", transport.status().message()));
   }
   if (reasons.empty()) reasons.push_back("the peer does not offer it");
-  return absl::UnavailableError(
-      absl::StrCat("transport=", options.transport, ": none works: ", absl::StrJoin(reasons, "; ")));
+  return absl::UnavailableError(absl::StrCat("transport=", options.transport,
+                                             ": none works: ", absl::StrJoin(reasons, "; ")));
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Sender>> Sender::Create(const SenderOptions& options, const worker::v1::Hello& peer,
+absl::StatusOr<std::unique_ptr<Sender>> Sender::Create(const SenderOptions& options,
+                                                       const worker::v1::Hello& peer,
                                                        PeerLink* link) {
   BATON_RETURN_IF_ERROR(CheckFingerprintOfPool(options.hello.fingerprint(), options.layout));
   BATON_RETURN_IF_ERROR(CompareFingerprints(options.hello.fingerprint(), peer.fingerprint()));

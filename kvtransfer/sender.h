@@ -28,13 +28,14 @@ struct SenderOptions {
   const base::Buffer* pool = nullptr;  // the prefill worker's KV pool, outlives the sender
   kv::KvLayout layout;                 // of that pool
   worker::v1::Hello hello;             // ours
-  // "auto": first of the peer's list that works here. Else exactly that one, or Create fails: no silent fallback.
+  // "auto": first of the peer's list that works here. Else exactly that one, or Create fails: no
+  // silent fallback.
   std::string transport = "auto";
   // A unit without progress for max(this, 3x the predicted time) is stalled.
   absl::Duration stall_timeout_min = absl::Milliseconds(250);
   // For connecting, and for the peer's answers to the opening and to the Commit of a hand-over.
   absl::Duration reply_timeout = absl::Seconds(5);
-  bool checksums = false;              // XXH3-64 of every unit, verified by the peer
+  bool checksums = false;  // XXH3-64 of every unit, verified by the peer
 };
 
 // How one hand-over ended on this side. Delivered exactly once per Begin, from the sender's thread.
@@ -48,31 +49,39 @@ struct TransferResult {
 struct TransferSpec {
   worker::v1::Handoff handoff;
   int prompt_tokens = 0;
-  int first_missing_block = 0;                   // earlier blocks are not sent
-  std::vector<kv::BlockId> peer_blocks;          // the peer's id of each prompt block, from block 0
-  std::function<void(TransferResult)> on_done;   // after it, the source blocks are not read any more
+  int first_missing_block = 0;                  // earlier blocks are not sent
+  std::vector<kv::BlockId> peer_blocks;         // the peer's id of each prompt block, from block 0
+  std::function<void(TransferResult)> on_done;  // after it, the source blocks are not read any more
 };
 
 // Thread-safe. Calls return at once; bytes move on the sender's own thread.
 class Sender {
  public:
   // Connects the data plane after both Hellos are known and measures it with a probe copy.
-  // Errors: FAILED_PRECONDITION naming the fingerprint field that differs; UNAVAILABLE when no transport works, with the reason of each.
-  static absl::StatusOr<std::unique_ptr<Sender>> Create(const SenderOptions& options, const worker::v1::Hello& peer,
+  // Errors: FAILED_PRECONDITION naming the fingerprint field that differs; UNAVAILABLE when no
+  // transport works, with the reason of each.
+  static absl::StatusOr<std::unique_ptr<Sender>> Create(const SenderOptions& options,
+                                                        const worker::v1::Hello& peer,
                                                         PeerLink* link);
   virtual ~Sender() = default;
 
   virtual TransferId Begin(TransferSpec spec) = 0;
-  // Blocks [block_begin, block_end) of the prompt are complete in layers [layer_begin, layer_end) of our pool.
-  // `our_blocks` is our id of each prompt block, from block 0. The prompt's last block is sent with its valid rows only.
-  virtual void Push(TransferId id, int block_begin, int block_end, int layer_begin, int layer_end,
+  // Blocks [block_begin, block_end) of the prompt are complete in layers [layer_begin, layer_end)
+  // of our pool. `our_blocks` is our id of each prompt block, from block 0. The prompt's last block
+  // is sent with its valid rows only.
+  virtual void Push(TransferId id,
+                    int block_begin,
+                    int block_end,
+                    int layer_begin,
+                    int layer_end,
                     absl::Span<const kv::BlockId> our_blocks) = 0;
   // Everything has been pushed. `first_tokens` travel in the Commit.
   virtual void Commit(TransferId id, std::vector<worker::v1::Token> first_tokens) = 0;
   // Gives up: nothing is read from the source blocks after on_done.
   virtual void Abort(TransferId id, absl::string_view reason) = 0;
 
-  // From the control channel: Landed, Revoke, Heartbeat. None may be under way or follow when the sender is destroyed.
+  // From the control channel: Landed, Revoke, Heartbeat. None may be under way or follow when the
+  // sender is destroyed.
   virtual void OnMessage(const worker::v1::PeerMessage& message) = 0;
   // The peer or the link is gone: every open transfer ends with UNAVAILABLE.
   virtual void OnPeerGone(const absl::Status& reason) = 0;

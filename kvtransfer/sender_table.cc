@@ -42,7 +42,11 @@ TransferId SenderTable::Begin(TransferSpec spec, absl::Duration now) {
   return id;
 }
 
-void SenderTable::Push(TransferId id, int block_begin, int block_end, int layer_begin, int layer_end,
+void SenderTable::Push(TransferId id,
+                       int block_begin,
+                       int block_end,
+                       int layer_begin,
+                       int layer_end,
                        absl::Span<const kv::BlockId> our_blocks) {
   Transfer* transfer = Find(id);
   if (transfer == nullptr || transfer->ending || transfer->commit_wanted) return;
@@ -57,7 +61,8 @@ void SenderTable::Push(TransferId id, int block_begin, int block_end, int layer_
   rect.head_end = static_cast<uint32_t>(layout_.num_kv_heads);
   absl::Status status = CheckRect(rect, transfer->shape, layout_);
   if (status.ok() && transfer->pending.size() >= limits_.pending_units) {
-    status = absl::ResourceExhaustedError(absl::StrCat("hand-over: pending_units limit=", limits_.pending_units));
+    status = absl::ResourceExhaustedError(
+        absl::StrCat("hand-over: pending_units limit=", limits_.pending_units));
   }
   if (!status.ok()) {
     End(id, status, Goodbye::kAbort);
@@ -70,18 +75,26 @@ void SenderTable::Push(TransferId id, int block_begin, int block_end, int layer_
   }
 }
 
-void SenderTable::Commit(TransferId id, std::vector<worker::v1::Token> first_tokens, absl::Duration now) {
+void SenderTable::Commit(TransferId id,
+                         std::vector<worker::v1::Token> first_tokens,
+                         absl::Duration now) {
   Transfer* transfer = Find(id);
   if (transfer == nullptr || transfer->ending || transfer->commit_wanted) return;
   const HandoffShape& shape = transfer->shape;
   size_t expected = 0;
   if (shape.first_missing_block < shape.num_blocks()) {
-    const UnitRect all{static_cast<uint32_t>(shape.first_missing_block), static_cast<uint32_t>(shape.num_blocks()), 0,
-                       static_cast<uint32_t>(layout_.num_layers), 0, static_cast<uint32_t>(layout_.num_kv_heads)};
+    const UnitRect all{static_cast<uint32_t>(shape.first_missing_block),
+                       static_cast<uint32_t>(shape.num_blocks()),
+                       0,
+                       static_cast<uint32_t>(layout_.num_layers),
+                       0,
+                       static_cast<uint32_t>(layout_.num_kv_heads)};
     expected = BytesOf(all, shape, layout_);
   }
   if (transfer->bytes_pushed != expected) {
-    End(id, absl::InternalError(absl::StrCat("hand-over: pushed_bytes=", transfer->bytes_pushed, " expected=", expected)),
+    End(id,
+        absl::InternalError(absl::StrCat("hand-over: pushed_bytes=", transfer->bytes_pushed,
+                                         " expected=", expected)),
         Goodbye::kAbort);
     return;
   }
@@ -103,7 +116,8 @@ void SenderTable::CommitIfDone(TransferId id, absl::Duration now) {
   *commit->mutable_handoff() = transfer->spec.handoff;
   commit->set_units_sent(transfer->units_sent);
   commit->set_bytes(transfer->bytes_sent);
-  for (worker::v1::Token& token : transfer->first_tokens) *commit->add_first_tokens() = std::move(token);
+  for (worker::v1::Token& token : transfer->first_tokens)
+    *commit->add_first_tokens() = std::move(token);
   effects_.messages.push_back(std::move(message));
 }
 
@@ -121,16 +135,22 @@ void SenderTable::OnGrant(const GrantFrame& grant, absl::Duration now) {
     End(id, grant.status, Goodbye::kNone);
     return;
   }
-  const bool agrees = grant.prompt_tokens == static_cast<uint32_t>(transfer->shape.prompt_tokens) &&
-                      grant.first_missing_block == static_cast<uint32_t>(transfer->shape.first_missing_block) &&
-                      grant.blocks == transfer->spec.peer_blocks;
+  const bool agrees =
+      grant.prompt_tokens == static_cast<uint32_t>(transfer->shape.prompt_tokens) &&
+      grant.first_missing_block == static_cast<uint32_t>(transfer->shape.first_missing_block) &&
+      grant.blocks == transfer->spec.peer_blocks;
   if (!agrees) {
-    End(id, absl::DataLossError("hand-over: the ticket differs from the decode worker's reservation"), Goodbye::kAbort);
+    End(id,
+        absl::DataLossError("hand-over: the ticket differs from the decode worker's reservation"),
+        Goodbye::kAbort);
     return;
   }
   for (kv::BlockId block : grant.blocks) {
     if (block >= 0 && block < peer_layout_.num_blocks) continue;
-    End(id, absl::DataLossError(absl::StrCat("hand-over: block=", block, " of ", peer_layout_.num_blocks)), Goodbye::kAbort);
+    End(id,
+        absl::DataLossError(
+            absl::StrCat("hand-over: block=", block, " of ", peer_layout_.num_blocks)),
+        Goodbye::kAbort);
     return;
   }
   transfer->state = State::kSending;
@@ -163,7 +183,8 @@ void SenderTable::OnLanded(const worker::v1::Landed& landed) {
 void SenderTable::OnRevoke(const worker::v1::Revoke& revoke) {
   const TransferId id = IdOf(revoke.handoff());
   if (id != 0) {
-    End(id, absl::CancelledError(absl::StrCat("revoked by the decode worker: ", revoke.reason())), Goodbye::kQuiesced);
+    End(id, absl::CancelledError(absl::StrCat("revoked by the decode worker: ", revoke.reason())),
+        Goodbye::kQuiesced);
     return;
   }
   worker::v1::PeerMessage quiesced;
@@ -180,7 +201,8 @@ std::optional<IssuedUnit> SenderTable::NextUnit(absl::Duration now) {
     if (transfer.state != State::kSending || transfer.ending || transfer.pending.empty()) continue;
     const PendingUnit& pending = transfer.pending.front();
     const size_t bytes = BytesOf(pending.rect, transfer.shape, layout_);
-    if (!outstanding_.empty() && outstanding_bytes_ + bytes > limits_.window_bytes) return std::nullopt;
+    if (!outstanding_.empty() && outstanding_bytes_ + bytes > limits_.window_bytes)
+      return std::nullopt;
 
     IssuedUnit unit;
     unit.frame.reservation_id = transfer.spec.handoff.reservation_id();
@@ -190,7 +212,8 @@ std::optional<IssuedUnit> SenderTable::NextUnit(absl::Duration now) {
     unit.frame.bytes = bytes;
     unit.from = RangesOf(pending.rect, transfer.shape, layout_, pending.our_blocks);
     const absl::Span<const kv::BlockId> peer_blocks = transfer.spec.peer_blocks;
-    unit.to = RangesOf(pending.rect, transfer.shape, peer_layout_, peer_blocks.subspan(pending.rect.block_begin));
+    unit.to = RangesOf(pending.rect, transfer.shape, peer_layout_,
+                       peer_blocks.subspan(pending.rect.block_begin));
     transfer.pending.pop_front();
     transfer.bytes_sent += bytes;
     ++transfer.unacked;
@@ -218,7 +241,8 @@ void SenderTable::UnitWritten(absl::Duration now) {
 }
 
 absl::Duration SenderTable::StallAfter() const {
-  const absl::Duration predicted = absl::Seconds(static_cast<double>(outstanding_bytes_) / limits_.bytes_per_second);
+  const absl::Duration predicted =
+      absl::Seconds(static_cast<double>(outstanding_bytes_) / limits_.bytes_per_second);
   return std::max(limits_.stall_timeout_min, 3 * predicted);
 }
 
@@ -233,9 +257,11 @@ absl::Status SenderTable::CheckTimers(absl::Duration now) {
     if (transfer.ending) continue;
     if (stalled && transfer.unacked > 0) {
       late.emplace_back(id, "stalled: units are not acknowledged");
-    } else if (transfer.state != State::kSending && now - transfer.waiting_since > limits_.reply_timeout) {
-      late.emplace_back(id, transfer.state == State::kOpening ? "the decode worker does not grant it"
-                                                              : "the decode worker does not confirm it");
+    } else if (transfer.state != State::kSending &&
+               now - transfer.waiting_since > limits_.reply_timeout) {
+      late.emplace_back(id, transfer.state == State::kOpening
+                                ? "the decode worker does not grant it"
+                                : "the decode worker does not confirm it");
     }
   }
   for (const auto& [id, reason] : late) {
@@ -248,7 +274,8 @@ absl::Duration SenderTable::NextTimer() const {
   absl::Duration next = absl::InfiniteDuration();
   bool unacked = writing_ != 0;
   for (const auto& [id, transfer] : transfers_) {
-    if (transfer.state != State::kSending) next = std::min(next, transfer.waiting_since + limits_.reply_timeout);
+    if (transfer.state != State::kSending)
+      next = std::min(next, transfer.waiting_since + limits_.reply_timeout);
     unacked = unacked || transfer.unacked > 0;
   }
   if (unacked && !outstanding_.empty()) next = std::min(next, progress_at_ + StallAfter());
@@ -272,7 +299,10 @@ TransferId SenderTable::IdOf(const worker::v1::Handoff& handoff) const {
   const auto found = by_reservation_.find(handoff.reservation_id());
   if (found == by_reservation_.end()) return 0;
   const worker::v1::Handoff& ours = transfers_.at(found->second).spec.handoff;
-  return ours.epoch() == handoff.epoch() && ours.decode_incarnation() == handoff.decode_incarnation() ? found->second : 0;
+  return ours.epoch() == handoff.epoch() &&
+                 ours.decode_incarnation() == handoff.decode_incarnation()
+             ? found->second
+             : 0;
 }
 
 void SenderTable::End(TransferId id, const absl::Status& status, Goodbye goodbye) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// The states of hand-overs on the prefill side, as a plain table: no threads, no sockets; time is passed in.
+// The states of hand-overs on the prefill side, as a plain table: no threads, no sockets; time is
+// passed in.
 //
 //   event \ state        opening              sending                       committed
 //   Grant                -> sending, or done  ignored                       ignored
@@ -10,11 +11,12 @@
 //   Revoke               Quiesced, done CANCELLED (in every state)
 //   Abort (ours)         Abort, done CANCELLED (in every state)
 //   no answer in time    Abort, done UNAVAILABLE (opening: no grant; committed: no Landed)
-//   stall                Abort, done UNAVAILABLE (in every state with units that are not acknowledged)
-//   link or peer gone    done UNAVAILABLE (in every state)
+//   stall                Abort, done UNAVAILABLE (in every state with units that are not
+//   acknowledged) link or peer gone    done UNAVAILABLE (in every state)
 //
-// A transfer whose unit is being written ends only after that write: its source is read until then. What has ended is
-// unknown, and messages about the unknown change nothing, except that a Revoke is always answered with Quiesced.
+// A transfer whose unit is being written ends only after that write: its source is read until then.
+// What has ended is unknown, and messages about the unknown change nothing, except that a Revoke is
+// always answered with Quiesced.
 
 #include <cstdint>
 #include <deque>
@@ -39,13 +41,14 @@
 namespace baton::kvtransfer {
 
 struct SenderLimits {
-  size_t unit_bytes = size_t{4} << 20;           // a unit's size: bounds the time until a revoked transfer is quiet
-  size_t window_bytes = size_t{64} << 20;        // written but not acknowledged
+  size_t unit_bytes =
+      size_t{4} << 20;  // a unit's size: bounds the time until a revoked transfer is quiet
+  size_t window_bytes = size_t{64} << 20;  // written but not acknowledged
   size_t window_units = 64;
-  size_t pending_units = size_t{1} << 20;        // pushed but not written, of one transfer
+  size_t pending_units = size_t{1} << 20;  // pushed but not written, of one transfer
   absl::Duration stall_timeout_min = absl::Milliseconds(250);
   absl::Duration reply_timeout = absl::Seconds(5);  // for Grant and Landed
-  double bytes_per_second = 1e9;                 // measured by the probe; predicts how long units take
+  double bytes_per_second = 1e9;  // measured by the probe; predicts how long units take
 };
 
 // What the table wants done, by the sender's thread.
@@ -66,13 +69,22 @@ struct IssuedUnit {
 // Thread-compatible.
 class SenderTable {
  public:
-  SenderTable(const kv::KvLayout& layout, const kv::KvLayout& peer_layout, absl::string_view peer_incarnation,
+  SenderTable(const kv::KvLayout& layout,
+              const kv::KvLayout& peer_layout,
+              absl::string_view peer_incarnation,
               const SenderLimits& limits)
-      : layout_(layout), peer_layout_(peer_layout), peer_incarnation_(peer_incarnation), limits_(limits) {}
+      : layout_(layout),
+        peer_layout_(peer_layout),
+        peer_incarnation_(peer_incarnation),
+        limits_(limits) {}
 
   // As Sender's calls of these names.
   TransferId Begin(TransferSpec spec, absl::Duration now);
-  void Push(TransferId id, int block_begin, int block_end, int layer_begin, int layer_end,
+  void Push(TransferId id,
+            int block_begin,
+            int block_end,
+            int layer_begin,
+            int layer_end,
             absl::Span<const kv::BlockId> our_blocks);
   void Commit(TransferId id, std::vector<worker::v1::Token> first_tokens, absl::Duration now);
   void Abort(TransferId id, absl::string_view reason);
@@ -83,7 +95,8 @@ class SenderTable {
   void OnLanded(const worker::v1::Landed& landed);
   void OnRevoke(const worker::v1::Revoke& revoke);
 
-  // The next unit, if the window has room: transfers take turns. The caller writes it, then calls UnitWritten.
+  // The next unit, if the window has room: transfers take turns. The caller writes it, then calls
+  // UnitWritten.
   std::optional<IssuedUnit> NextUnit(absl::Duration now);
   void UnitWritten(absl::Duration now);
   // Bytes have moved, of whatever unit.
@@ -93,7 +106,8 @@ class SenderTable {
   absl::Status CheckTimers(absl::Duration now);
   // When CheckTimers has something to do next; InfiniteDuration if nothing is waited for.
   absl::Duration NextTimer() const;
-  // The connection is closed, nothing is being written: all end with `reason`, and so does what begins later.
+  // The connection is closed, nothing is being written: all end with `reason`, and so does what
+  // begins later.
   void FailAll(const absl::Status& reason);
 
   SenderEffects TakeEffects() { return std::exchange(effects_, {}); }

@@ -1,8 +1,10 @@
-// Shared memory on one machine. The decode worker's pool is a memfd; its descriptor goes, over a private Unix socket, to the
-// session that presents its token. The prefill worker copies into its mapping, then announces the unit on the socket.
+// Shared memory on one machine. The decode worker's pool is a memfd; its descriptor goes, over a
+// private Unix socket, to the session that presents its token. The prefill worker copies into its
+// mapping, then announces the unit on the socket.
 //
-// Why the end of the socket is proof that nothing more is written: the only thread that copies also closes it, and when
-// the process is killed, the kernel closes descriptors after its last thread has left user mode.
+// Why the end of the socket is proof that nothing more is written: the only thread that copies also
+// closes it, and when the process is killed, the kernel closes descriptors after its last thread
+// has left user mode.
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -21,19 +23,23 @@ namespace {
 
 class ShmListener : public PutListener {
  public:
-  explicit ShmListener(const ListenOptions& options) : pool_(*options.pool), layout_(options.layout) {}
+  explicit ShmListener(const ListenOptions& options)
+      : pool_(*options.pool), layout_(options.layout) {}
   ~ShmListener() override {
     if (address_[0] != '@') unlink(address_.c_str());
   }
 
   absl::Status Listen(const std::string& socket_dir) {
-    if (pool_.fd() < 0) return absl::InvalidArgumentError("shm transport: the KV pool is not in shared memory");
-    BATON_ASSIGN_OR_RETURN(probe_area_, base::Buffer::AllocateShared("baton-kv-probe", kProbeBytes));
+    if (pool_.fd() < 0)
+      return absl::InvalidArgumentError("shm transport: the KV pool is not in shared memory");
+    BATON_ASSIGN_OR_RETURN(probe_area_,
+                           base::Buffer::AllocateShared("baton-kv-probe", kProbeBytes));
     const std::string name = absl::BytesToHexString(RandomToken().substr(0, 16));
     if (socket_dir.empty()) {
       address_ = absl::StrCat("@baton-kv-", name);
     } else {
-      if (mkdir(socket_dir.c_str(), 0700) != 0 && errno != EEXIST) return SocketError(absl::StrCat("mkdir ", socket_dir));
+      if (mkdir(socket_dir.c_str(), 0700) != 0 && errno != EEXIST)
+        return SocketError(absl::StrCat("mkdir ", socket_dir));
       address_ = absl::StrCat(socket_dir, "/kv-", name.substr(0, 16));
     }
     BATON_ASSIGN_OR_RETURN(fd_, ListenUnix(address_));
@@ -52,9 +58,10 @@ class ShmListener : public PutListener {
   }
 
   absl::Status Welcome(int fd) override {
-    const WelcomeFrame welcome{static_cast<uint32_t>(layout_.num_layers), static_cast<uint32_t>(layout_.num_kv_heads),
-                               static_cast<uint32_t>(layout_.head_dim), static_cast<uint32_t>(layout_.num_blocks),
-                               static_cast<uint32_t>(layout_.format)};
+    const WelcomeFrame welcome{
+        static_cast<uint32_t>(layout_.num_layers), static_cast<uint32_t>(layout_.num_kv_heads),
+        static_cast<uint32_t>(layout_.head_dim), static_cast<uint32_t>(layout_.num_blocks),
+        static_cast<uint32_t>(layout_.format)};
     return SendWithDescriptors(fd, Encode(welcome), {pool_.fd(), probe_area_.fd()});
   }
 
@@ -68,23 +75,28 @@ class ShmListener : public PutListener {
 
 class ShmPut : public StreamPut {
  public:
-  absl::Status Connect(const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options) {
+  absl::Status Connect(const worker::v1::TransportEndpoint& endpoint,
+                       const ConnectOptions& options) {
     pool_ = options.pool;
     BATON_ASSIGN_OR_RETURN(UniqueFd fd, ConnectUnix(endpoint.address(), options.timeout));
     BATON_RETURN_IF_ERROR(CheckSameUser(fd.get()));
     std::vector<UniqueFd> descriptors;
     BATON_RETURN_IF_ERROR(Attach(std::move(fd), endpoint.token(), options, &descriptors));
     if (descriptors.size() != 2) {
-      return absl::InvalidArgumentError(absl::StrCat("shm transport: descriptors=", descriptors.size(), " wanted=2"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("shm transport: descriptors=", descriptors.size(), " wanted=2"));
     }
-    BATON_ASSIGN_OR_RETURN(peer_pool_, base::Buffer::MapShared(descriptors[0].get(), peer_layout().pool_bytes()));
+    BATON_ASSIGN_OR_RETURN(
+        peer_pool_, base::Buffer::MapShared(descriptors[0].get(), peer_layout().pool_bytes()));
     BATON_ASSIGN_OR_RETURN(probe_area_, base::Buffer::MapShared(descriptors[1].get(), kProbeBytes));
     return absl::OkStatus();
   }
 
   absl::string_view name() const override { return "shm"; }
 
-  void Put(const UnitFrame& unit, absl::Span<const ByteRange> from, absl::Span<const ByteRange> to) override {
+  void Put(const UnitFrame& unit,
+           absl::Span<const ByteRange> from,
+           absl::Span<const ByteRange> to) override {
     CopyRanges(pool_->data(), from, peer_pool_.data(), to);
     Queue(Encode(unit));
   }
@@ -109,8 +121,8 @@ absl::StatusOr<std::unique_ptr<PutListener>> ListenShm(const ListenOptions& opti
   return listener;
 }
 
-absl::StatusOr<std::unique_ptr<PutTransport>> ConnectShm(const worker::v1::TransportEndpoint& endpoint,
-                                                         const ConnectOptions& options) {
+absl::StatusOr<std::unique_ptr<PutTransport>> ConnectShm(
+    const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options) {
   auto transport = std::make_unique<ShmPut>();
   BATON_RETURN_IF_ERROR(transport->Connect(endpoint, options));
   return transport;

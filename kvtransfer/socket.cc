@@ -31,20 +31,22 @@ absl::StatusOr<sockaddr_un> UnixAddress(absl::string_view address, socklen_t* si
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
   if (address.empty() || address.size() >= sizeof(name.sun_path)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("unix socket address: bytes=", address.size(), " limit=", sizeof(name.sun_path) - 1));
+    return absl::InvalidArgumentError(absl::StrCat("unix socket address: bytes=", address.size(),
+                                                   " limit=", sizeof(name.sun_path) - 1));
   }
   std::memcpy(name.sun_path, address.data(), address.size());
   const bool abstract = address[0] == '@';
   if (abstract) name.sun_path[0] = '\0';
-  *size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + address.size() + (abstract ? 0 : 1));
+  *size =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + address.size() + (abstract ? 0 : 1));
   return name;
 }
 
 // False when `timeout` passed first.
 bool WaitFor(int fd, short events, absl::Duration timeout) {
   pollfd entry{fd, events, 0};
-  const int64_t ms = std::max<int64_t>(0, absl::ToInt64Milliseconds(absl::Ceil(timeout, absl::Milliseconds(1))));
+  const int64_t ms =
+      std::max<int64_t>(0, absl::ToInt64Milliseconds(absl::Ceil(timeout, absl::Milliseconds(1))));
   int ready = 0;
   do {
     ready = poll(&entry, 1, static_cast<int>(ms));
@@ -53,7 +55,8 @@ bool WaitFor(int fd, short events, absl::Duration timeout) {
 }
 
 absl::Status FinishConnect(int fd, absl::string_view address, absl::Duration timeout) {
-  if (!WaitFor(fd, POLLOUT, timeout)) return absl::UnavailableError(absl::StrCat("connect ", address, ": timed out"));
+  if (!WaitFor(fd, POLLOUT, timeout))
+    return absl::UnavailableError(absl::StrCat("connect ", address, ": timed out"));
   int error = 0;
   socklen_t size = sizeof(error);
   getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
@@ -69,18 +72,23 @@ struct AddressList {
   }
 };
 
-absl::Status Resolve(const std::string& host, const std::string& port, bool passive, AddressList* out) {
+absl::Status Resolve(const std::string& host,
+                     const std::string& port,
+                     bool passive,
+                     AddressList* out) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
-  const int error = getaddrinfo(host.empty() ? nullptr : host.c_str(), port.c_str(), &hints, &out->list);
+  const int error =
+      getaddrinfo(host.empty() ? nullptr : host.c_str(), port.c_str(), &hints, &out->list);
   if (error == 0) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("resolve ", host, ": ", gai_strerror(error)));
 }
 
 std::vector<UniqueFd> TakeDescriptors(msghdr* message) {
   std::vector<UniqueFd> taken;
-  for (cmsghdr* control = CMSG_FIRSTHDR(message); control != nullptr; control = CMSG_NXTHDR(message, control)) {
+  for (cmsghdr* control = CMSG_FIRSTHDR(message); control != nullptr;
+       control = CMSG_NXTHDR(message, control)) {
     if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) continue;
     const size_t count = (control->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (size_t i = 0; i < count; ++i) {
@@ -93,7 +101,9 @@ std::vector<UniqueFd> TakeDescriptors(msghdr* message) {
 }
 
 // 0 bytes: nothing now.
-absl::StatusOr<size_t> ReceiveWithDescriptors(int fd, absl::Span<uint8_t> into, std::vector<UniqueFd>* descriptors) {
+absl::StatusOr<size_t> ReceiveWithDescriptors(int fd,
+                                              absl::Span<uint8_t> into,
+                                              std::vector<UniqueFd>* descriptors) {
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))];
   iovec vector{into.data(), into.size()};
   msghdr message{};
@@ -120,7 +130,9 @@ void UniqueFd::Reset() {
   fd_ = -1;
 }
 
-WakeFd::WakeFd() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) { BATON_CHECK(fd_.valid(), "eventfd"); }
+WakeFd::WakeFd() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  BATON_CHECK(fd_.valid(), "eventfd");
+}
 
 void WakeFd::Wake() {
   const uint64_t one = 1;
@@ -139,7 +151,8 @@ absl::Status SocketError(absl::string_view what) {
 
 std::string RandomToken() {
   std::string token(32, '\0');
-  BATON_CHECK(getrandom(token.data(), token.size(), 0) == static_cast<ssize_t>(token.size()), "getrandom");
+  BATON_CHECK(getrandom(token.data(), token.size(), 0) == static_cast<ssize_t>(token.size()),
+              "getrandom");
   return token;
 }
 
@@ -179,7 +192,8 @@ absl::StatusOr<UniqueFd> ListenTcp(const std::string& host, int port) {
     UniqueFd fd(socket(address->ai_family, kSocketFlags, 0));
     const int on = 1;
     if (fd.valid() && setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
-        bind(fd.get(), address->ai_addr, address->ai_addrlen) == 0 && listen(fd.get(), kBacklog) == 0) {
+        bind(fd.get(), address->ai_addr, address->ai_addrlen) == 0 &&
+        listen(fd.get(), kBacklog) == 0) {
       return fd;
     }
     last = SocketError(absl::StrCat("listen on ", host, ":", port));
@@ -190,29 +204,34 @@ absl::StatusOr<UniqueFd> ListenTcp(const std::string& host, int port) {
 absl::StatusOr<int> LocalPort(int fd) {
   sockaddr_storage name{};
   socklen_t size = sizeof(name);
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&name), &size) != 0) return SocketError("getsockname");
-  const uint16_t port = name.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&name)->sin6_port
-                                                   : reinterpret_cast<sockaddr_in*>(&name)->sin_port;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&name), &size) != 0)
+    return SocketError("getsockname");
+  const uint16_t port = name.ss_family == AF_INET6
+                            ? reinterpret_cast<sockaddr_in6*>(&name)->sin6_port
+                            : reinterpret_cast<sockaddr_in*>(&name)->sin_port;
   return static_cast<int>(ntohs(port));
 }
 
 absl::StatusOr<UniqueFd> ConnectTcp(absl::string_view host_port, absl::Duration timeout) {
   const size_t colon = host_port.rfind(':');
   int port = 0;
-  if (colon == absl::string_view::npos || !absl::SimpleAtoi(host_port.substr(colon + 1), &port) || port <= 0 ||
-      port > 65535) {
-    return absl::InvalidArgumentError(absl::StrCat("tcp address \"", host_port, "\": not host:port"));
+  if (colon == absl::string_view::npos || !absl::SimpleAtoi(host_port.substr(colon + 1), &port) ||
+      port <= 0 || port > 65535) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tcp address \"", host_port, "\": not host:port"));
   }
   absl::string_view host = host_port.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']')
+    host = host.substr(1, host.size() - 2);
   AddressList addresses;
-  BATON_RETURN_IF_ERROR(Resolve(std::string(host), absl::StrCat(port), /*passive=*/false, &addresses));
+  BATON_RETURN_IF_ERROR(
+      Resolve(std::string(host), absl::StrCat(port), /*passive=*/false, &addresses));
   absl::Status last = absl::UnavailableError("no address");
   for (const addrinfo* address = addresses.list; address != nullptr; address = address->ai_next) {
     UniqueFd fd(socket(address->ai_family, kSocketFlags, 0));
     if (!fd.valid()) return SocketError("tcp socket");
     const int connected = connect(fd.get(), address->ai_addr, address->ai_addrlen);
-    last = connected == 0          ? absl::OkStatus()
+    last = connected == 0         ? absl::OkStatus()
            : errno == EINPROGRESS ? FinishConnect(fd.get(), host_port, timeout)
                                   : SocketError(absl::StrCat("connect ", host_port));
     if (!last.ok()) continue;
@@ -238,8 +257,9 @@ absl::Status CheckSameUser(int fd) {
   socklen_t size = sizeof(peer);
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return SocketError("SO_PEERCRED");
   if (peer.uid == geteuid()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("unix socket: peer_uid=", peer.uid, " our_uid=", geteuid(), ": both workers must run as one user"));
+  return absl::FailedPreconditionError(absl::StrCat("unix socket: peer_uid=", peer.uid,
+                                                    " our_uid=", geteuid(),
+                                                    ": both workers must run as one user"));
 }
 
 absl::StatusOr<size_t> SendSome(int fd, const void* data, size_t size) {
@@ -269,11 +289,14 @@ absl::Status SendAll(int fd, absl::string_view bytes, absl::Duration timeout) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Frame> ReceiveFrame(int fd, absl::Duration timeout, std::vector<UniqueFd>* descriptors) {
+absl::StatusOr<Frame> ReceiveFrame(int fd,
+                                   absl::Duration timeout,
+                                   std::vector<UniqueFd>* descriptors) {
   const absl::Duration deadline = base::Clock::Real().Now() + timeout;
   FrameReader reader;
   while (true) {
-    BATON_ASSIGN_OR_RETURN(const size_t count, ReceiveWithDescriptors(fd, reader.Want(), descriptors));
+    BATON_ASSIGN_OR_RETURN(const size_t count,
+                           ReceiveWithDescriptors(fd, reader.Want(), descriptors));
     if (count == 0) {
       if (WaitFor(fd, POLLIN, deadline - base::Clock::Real().Now())) continue;
       return absl::UnavailableError("data connection: the peer does not answer");
@@ -283,7 +306,9 @@ absl::StatusOr<Frame> ReceiveFrame(int fd, absl::Duration timeout, std::vector<U
   }
 }
 
-absl::Status SendWithDescriptors(int fd, absl::string_view bytes, const std::vector<int>& descriptors) {
+absl::Status SendWithDescriptors(int fd,
+                                 absl::string_view bytes,
+                                 const std::vector<int>& descriptors) {
   BATON_CHECK(descriptors.size() <= kMaxDescriptors);
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))] = {};
   iovec vector{const_cast<char*>(bytes.data()), bytes.size()};
@@ -299,7 +324,8 @@ absl::Status SendWithDescriptors(int fd, absl::string_view bytes, const std::vec
     header->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
     std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size() * sizeof(int));
   }
-  // The connection is new and the frame small: it fits into the socket's buffer, or the peer is not worth waiting for.
+  // The connection is new and the frame small: it fits into the socket's buffer, or the peer is not
+  // worth waiting for.
   const ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL);
   if (sent == static_cast<ssize_t>(bytes.size())) return absl::OkStatus();
   return SocketError("data connection: send welcome");

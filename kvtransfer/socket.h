@@ -1,6 +1,7 @@
 #pragma once
 
-// Descriptors and stream sockets, as the transports need them. All sockets are non-blocking and close-on-exec.
+// Descriptors and stream sockets, as the transports need them. All sockets are non-blocking and
+// close-on-exec.
 
 #include <cstddef>
 #include <cstdint>
@@ -57,7 +58,8 @@ absl::Status SocketError(absl::string_view what);
 std::string RandomToken();
 uint64_t RandomId();
 
-// "@name" is an abstract Unix socket (nothing in the file system, gone with the process); else a path.
+// "@name" is an abstract Unix socket (nothing in the file system, gone with the process); else a
+// path.
 absl::StatusOr<UniqueFd> ListenUnix(absl::string_view address);
 absl::StatusOr<UniqueFd> ConnectUnix(absl::string_view address, absl::Duration timeout);
 // `port` 0 takes any; LocalPort says which.
@@ -65,10 +67,12 @@ absl::StatusOr<UniqueFd> ListenTcp(const std::string& host, int port);
 absl::StatusOr<int> LocalPort(int fd);
 absl::StatusOr<UniqueFd> ConnectTcp(absl::string_view host_port, absl::Duration timeout);
 absl::StatusOr<UniqueFd> AcceptSocket(int listen_fd);
-// Small frames leave at once: grants and acknowledgements would else wait for the other side's delayed ACK (40 ms).
+// Small frames leave at once: grants and acknowledgements would else wait for the other side's
+// delayed ACK (40 ms).
 void SetNoDelay(int fd);
 
-// Errors: FAILED_PRECONDITION when the process at the other end of a Unix socket runs as another user.
+// Errors: FAILED_PRECONDITION when the process at the other end of a Unix socket runs as another
+// user.
 absl::Status CheckSameUser(int fd);
 
 // Writes what fits. 0: nothing fits now. Errors: UNAVAILABLE.
@@ -78,8 +82,13 @@ absl::StatusOr<size_t> ReceiveSome(int fd, void* data, size_t size);
 
 // For the exchange at connect only: waits, at most until `timeout`.
 absl::Status SendAll(int fd, absl::string_view bytes, absl::Duration timeout);
-// One frame, and the descriptors that came with it. Errors: UNAVAILABLE (closed, or nothing in time), INVALID_ARGUMENT.
-absl::StatusOr<Frame> ReceiveFrame(int fd, absl::Duration timeout, std::vector<UniqueFd>* descriptors);
-absl::Status SendWithDescriptors(int fd, absl::string_view bytes, const std::vector<int>& descriptors);
+// One frame, and the descriptors that came with it. Errors: UNAVAILABLE (closed, or nothing in
+// time), INVALID_ARGUMENT.
+absl::StatusOr<Frame> ReceiveFrame(int fd,
+                                   absl::Duration timeout,
+                                   std::vector<UniqueFd>* descriptors);
+absl::Status SendWithDescriptors(int fd,
+                                 absl::string_view bytes,
+                                 const std::vector<int>& descriptors);
 
 }  // namespace baton::kvtransfer

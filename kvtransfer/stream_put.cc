@@ -21,7 +21,8 @@ constexpr size_t kMaxVectors = 64;
 constexpr size_t kMaxWriteBytes = size_t{4} << 20;
 
 absl::Status Differs(absl::string_view what, uint64_t ours, uint64_t peer) {
-  return absl::FailedPreconditionError(absl::StrCat("peer's pool: field=", what, " ours=", ours, " peer=", peer));
+  return absl::FailedPreconditionError(
+      absl::StrCat("peer's pool: field=", what, " ours=", ours, " peer=", peer));
 }
 
 absl::StatusOr<kv::KvLayout> PeerLayout(const WelcomeFrame& welcome, const kv::KvLayout& ours) {
@@ -31,7 +32,8 @@ absl::StatusOr<kv::KvLayout> PeerLayout(const WelcomeFrame& welcome, const kv::K
   if (welcome.num_kv_heads != static_cast<uint32_t>(ours.num_kv_heads)) {
     return Differs("num_kv_heads", ours.num_kv_heads, welcome.num_kv_heads);
   }
-  if (welcome.head_dim != static_cast<uint32_t>(ours.head_dim)) return Differs("head_dim", ours.head_dim, welcome.head_dim);
+  if (welcome.head_dim != static_cast<uint32_t>(ours.head_dim))
+    return Differs("head_dim", ours.head_dim, welcome.head_dim);
   if (welcome.format != static_cast<uint32_t>(ours.format)) {
     return Differs("kv_dtype", static_cast<uint64_t>(ours.format), welcome.format);
   }
@@ -42,10 +44,13 @@ absl::StatusOr<kv::KvLayout> PeerLayout(const WelcomeFrame& welcome, const kv::K
 
 }  // namespace
 
-absl::Status StreamPut::Attach(UniqueFd fd, absl::string_view token, const ConnectOptions& options,
+absl::Status StreamPut::Attach(UniqueFd fd,
+                               absl::string_view token,
+                               const ConnectOptions& options,
                                std::vector<UniqueFd>* descriptors) {
   fd_ = std::move(fd);
-  BATON_RETURN_IF_ERROR(SendAll(fd_.get(), Encode(AttachFrame{std::string(token)}), options.timeout));
+  BATON_RETURN_IF_ERROR(
+      SendAll(fd_.get(), Encode(AttachFrame{std::string(token)}), options.timeout));
   BATON_ASSIGN_OR_RETURN(const Frame answer, ReceiveFrame(fd_.get(), options.timeout, descriptors));
   BATON_ASSIGN_OR_RETURN(const WelcomeFrame welcome, ParseWelcome(answer));
   BATON_ASSIGN_OR_RETURN(peer_layout_, PeerLayout(welcome, options.layout));
@@ -59,17 +64,17 @@ absl::StatusOr<double> StreamPut::Probe(absl::Duration timeout) {
     const absl::Duration start = base::Clock::Real().Now();
     BATON_RETURN_IF_ERROR(MoveProbe(bytes, timeout));
     BATON_ASSIGN_OR_RETURN(const Frame answer, ReceiveFrame(fd_.get(), timeout, nullptr));
-    if (answer.type != FrameType::kProbeAck) return absl::InvalidArgumentError("probe: not answered by an ack");
+    if (answer.type != FrameType::kProbeAck)
+      return absl::InvalidArgumentError("probe: not answered by an ack");
     const double seconds = absl::ToDoubleSeconds(base::Clock::Real().Now() - start);
     best = std::max(best, static_cast<double>(kProbeBytes) / std::max(seconds, 1e-9));
   }
-  BATON_RETURN_IF_ERROR(SendAll(fd_.get(), Encode(ReportFrame{static_cast<uint64_t>(best)}), timeout));
+  BATON_RETURN_IF_ERROR(
+      SendAll(fd_.get(), Encode(ReportFrame{static_cast<uint64_t>(best)}), timeout));
   return best;
 }
 
-void StreamPut::Queue(std::string bytes) {
-  segments_.push_back({std::move(bytes), {}});
-}
+void StreamPut::Queue(std::string bytes) { segments_.push_back({std::move(bytes), {}}); }
 
 void StreamPut::QueueBorrowed(absl::Span<const uint8_t> bytes) {
   segments_.push_back({"", bytes});

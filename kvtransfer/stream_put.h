@@ -1,6 +1,7 @@
 #pragma once
 
-// The part of PutTransport that all stream-socket transports share: attach, frames out, answers in, probe.
+// The part of PutTransport that all stream-socket transports share: attach, frames out, answers in,
+// probe.
 
 #include <deque>
 #include <string>
@@ -23,8 +24,11 @@ class StreamPut : public PutTransport {
 
  protected:
   // Presents the token and learns the peer's pool.
-  // Errors: UNAVAILABLE; FAILED_PRECONDITION when its pool differs from ours in anything but the number of blocks.
-  absl::Status Attach(UniqueFd fd, absl::string_view token, const ConnectOptions& options,
+  // Errors: UNAVAILABLE; FAILED_PRECONDITION when its pool differs from ours in anything but the
+  // number of blocks.
+  absl::Status Attach(UniqueFd fd,
+                      absl::string_view token,
+                      const ConnectOptions& options,
                       std::vector<UniqueFd>* descriptors);
   // Moves kProbeBytes of `bytes` the way Put does, up to the frame that announces them.
   virtual absl::Status MoveProbe(absl::Span<const uint8_t> bytes, absl::Duration timeout) = 0;
@@ -39,16 +43,17 @@ class StreamPut : public PutTransport {
     absl::Span<const uint8_t> borrowed;
     bool is_borrowed() const { return !borrowed.empty(); }
     absl::Span<const uint8_t> bytes() const {
-      return is_borrowed() ? borrowed
-                           : absl::MakeSpan(reinterpret_cast<const uint8_t*>(owned.data()), owned.size());
+      return is_borrowed()
+                 ? borrowed
+                 : absl::MakeSpan(reinterpret_cast<const uint8_t*>(owned.data()), owned.size());
     }
   };
 
   UniqueFd fd_;
   kv::KvLayout peer_layout_;
   std::deque<Segment> segments_;
-  size_t written_ = 0;   // of the first segment
-  int borrowed_ = 0;     // segments
+  size_t written_ = 0;  // of the first segment
+  int borrowed_ = 0;    // segments
   FrameReader reader_;
 };
 

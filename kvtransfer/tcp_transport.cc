@@ -1,5 +1,6 @@
-// Plain TCP. Units travel in the stream and the decode worker receives them straight into its pool, at addresses that it
-// works out from its own reservation: what the peer says can only be accepted or refused, never believed.
+// Plain TCP. Units travel in the stream and the decode worker receives them straight into its pool,
+// at addresses that it works out from its own reservation: what the peer says can only be accepted
+// or refused, never believed.
 
 #include <utility>
 
@@ -17,7 +18,8 @@ class TcpListener : public PutListener {
   absl::Status Listen(const ListenOptions& options) {
     BATON_ASSIGN_OR_RETURN(fd_, ListenTcp(options.tcp_host, options.tcp_port));
     BATON_ASSIGN_OR_RETURN(const int port, LocalPort(fd_.get()));
-    const std::string& host = options.tcp_advertise_host.empty() ? options.tcp_host : options.tcp_advertise_host;
+    const std::string& host =
+        options.tcp_advertise_host.empty() ? options.tcp_host : options.tcp_advertise_host;
     address_ = absl::StrCat(host, ":", port);
     return absl::OkStatus();
   }
@@ -33,9 +35,10 @@ class TcpListener : public PutListener {
   }
 
   absl::Status Welcome(int fd) override {
-    const WelcomeFrame welcome{static_cast<uint32_t>(layout_.num_layers), static_cast<uint32_t>(layout_.num_kv_heads),
-                               static_cast<uint32_t>(layout_.head_dim), static_cast<uint32_t>(layout_.num_blocks),
-                               static_cast<uint32_t>(layout_.format)};
+    const WelcomeFrame welcome{
+        static_cast<uint32_t>(layout_.num_layers), static_cast<uint32_t>(layout_.num_kv_heads),
+        static_cast<uint32_t>(layout_.head_dim), static_cast<uint32_t>(layout_.num_blocks),
+        static_cast<uint32_t>(layout_.format)};
     return SendWithDescriptors(fd, Encode(welcome), {});
   }
 
@@ -47,7 +50,8 @@ class TcpListener : public PutListener {
 
 class TcpPut : public StreamPut {
  public:
-  absl::Status Connect(const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options) {
+  absl::Status Connect(const worker::v1::TransportEndpoint& endpoint,
+                       const ConnectOptions& options) {
     pool_ = options.pool;
     BATON_ASSIGN_OR_RETURN(UniqueFd fd, ConnectTcp(endpoint.address(), options.timeout));
     return Attach(std::move(fd), endpoint.token(), options, nullptr);
@@ -55,15 +59,20 @@ class TcpPut : public StreamPut {
 
   absl::string_view name() const override { return "tcp"; }
 
-  void Put(const UnitFrame& unit, absl::Span<const ByteRange> from, absl::Span<const ByteRange> to) override {
+  void Put(const UnitFrame& unit,
+           absl::Span<const ByteRange> from,
+           absl::Span<const ByteRange> to) override {
     Queue(Encode(unit));
-    for (const ByteRange& range : from) QueueBorrowed(absl::MakeSpan(pool_->data() + range.offset, range.size));
+    for (const ByteRange& range : from)
+      QueueBorrowed(absl::MakeSpan(pool_->data() + range.offset, range.size));
   }
 
  protected:
   absl::Status MoveProbe(absl::Span<const uint8_t> bytes, absl::Duration timeout) override {
     BATON_RETURN_IF_ERROR(SendAll(fd(), Encode(ProbeFrame{bytes.size()}), timeout));
-    return SendAll(fd(), absl::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()), timeout);
+    return SendAll(fd(),
+                   absl::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()),
+                   timeout);
   }
 
  private:
@@ -78,8 +87,8 @@ absl::StatusOr<std::unique_ptr<PutListener>> ListenTcpTransport(const ListenOpti
   return listener;
 }
 
-absl::StatusOr<std::unique_ptr<PutTransport>> ConnectTcpTransport(const worker::v1::TransportEndpoint& endpoint,
-                                                                  const ConnectOptions& options) {
+absl::StatusOr<std::unique_ptr<PutTransport>> ConnectTcpTransport(
+    const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options) {
   auto transport = std::make_unique<TcpPut>();
   BATON_RETURN_IF_ERROR(transport->Connect(endpoint, options));
   return transport;

@@ -20,19 +20,25 @@ void Append(size_t offset, size_t size, std::vector<ByteRange>* ranges) {
 }
 
 // One block in one layer.
-void AppendBlock(const UnitRect& rect, int rows, const kv::KvLayout& layout, size_t block_offset, int first_head,
+void AppendBlock(const UnitRect& rect,
+                 int rows,
+                 const kv::KvLayout& layout,
+                 size_t block_offset,
+                 int first_head,
                  std::vector<ByteRange>* ranges) {
   const int head_begin = static_cast<int>(rect.head_begin) - first_head;
   const int head_end = static_cast<int>(rect.head_end) - first_head;
   for (int side = 0; side < 2; ++side) {
     for (int head = head_begin; head < head_end; ++head) {
-      Append(block_offset + layout.RowOffset(side, head, 0), static_cast<size_t>(rows) * layout.row_bytes(), ranges);
+      Append(block_offset + layout.RowOffset(side, head, 0),
+             static_cast<size_t>(rows) * layout.row_bytes(), ranges);
     }
   }
   if (layout.scale_bytes() == 0) return;
   for (int side = 0; side < 2; ++side) {
     for (int head = head_begin; head < head_end; ++head) {
-      Append(block_offset + layout.ScaleOffset(side, head, 0), static_cast<size_t>(rows) * sizeof(float), ranges);
+      Append(block_offset + layout.ScaleOffset(side, head, 0),
+             static_cast<size_t>(rows) * sizeof(float), ranges);
     }
   }
 }
@@ -44,7 +50,9 @@ size_t TokenHeadBytes(const kv::KvLayout& layout) {
 
 }  // namespace
 
-absl::Status CheckRect(const UnitRect& rect, const HandoffShape& shape, const kv::KvLayout& layout) {
+absl::Status CheckRect(const UnitRect& rect,
+                       const HandoffShape& shape,
+                       const kv::KvLayout& layout) {
   const bool right = rect.block_begin < rect.block_end && rect.layer_begin < rect.layer_end &&
                      rect.head_begin < rect.head_end &&
                      rect.block_begin >= static_cast<uint32_t>(shape.first_missing_block) &&
@@ -52,14 +60,18 @@ absl::Status CheckRect(const UnitRect& rect, const HandoffShape& shape, const kv
                      rect.layer_end <= static_cast<uint32_t>(layout.num_layers) &&
                      rect.head_end <= static_cast<uint32_t>(layout.num_kv_heads);
   if (right) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "unit outside of its hand-over: blocks=", rect.block_begin, "-", rect.block_end, " of ",
-      shape.first_missing_block, "-", shape.num_blocks(), " layers=", rect.layer_begin, "-", rect.layer_end, " of ",
-      layout.num_layers, " heads=", rect.head_begin, "-", rect.head_end, " of ", layout.num_kv_heads));
+  return absl::InvalidArgumentError(
+      absl::StrCat("unit outside of its hand-over: blocks=", rect.block_begin, "-", rect.block_end,
+                   " of ", shape.first_missing_block, "-", shape.num_blocks(),
+                   " layers=", rect.layer_begin, "-", rect.layer_end, " of ", layout.num_layers,
+                   " heads=", rect.head_begin, "-", rect.head_end, " of ", layout.num_kv_heads));
 }
 
-std::vector<ByteRange> RangesOf(const UnitRect& rect, const HandoffShape& shape, const kv::KvLayout& layout,
-                                absl::Span<const kv::BlockId> block_table, int first_head) {
+std::vector<ByteRange> RangesOf(const UnitRect& rect,
+                                const HandoffShape& shape,
+                                const kv::KvLayout& layout,
+                                absl::Span<const kv::BlockId> block_table,
+                                int first_head) {
   std::vector<ByteRange> ranges;
   for (uint32_t layer = rect.layer_begin; layer < rect.layer_end; ++layer) {
     for (uint32_t block = rect.block_begin; block < rect.block_end; ++block) {
@@ -73,17 +85,22 @@ std::vector<ByteRange> RangesOf(const UnitRect& rect, const HandoffShape& shape,
 
 size_t BytesOf(const UnitRect& rect, const HandoffShape& shape, const kv::KvLayout& layout) {
   const int first_token = static_cast<int>(rect.block_begin) * kv::kBlockTokens;
-  const int last_token = std::min(static_cast<int>(rect.block_end) * kv::kBlockTokens, shape.prompt_tokens);
+  const int last_token =
+      std::min(static_cast<int>(rect.block_end) * kv::kBlockTokens, shape.prompt_tokens);
   const size_t tokens = static_cast<size_t>(std::max(0, last_token - first_token));
-  return tokens * (rect.layer_end - rect.layer_begin) * (rect.head_end - rect.head_begin) * TokenHeadBytes(layout);
+  return tokens * (rect.layer_end - rect.layer_begin) * (rect.head_end - rect.head_begin) *
+         TokenHeadBytes(layout);
 }
 
-std::vector<UnitRect> SplitRect(const UnitRect& rect, const HandoffShape& shape, const kv::KvLayout& layout,
+std::vector<UnitRect> SplitRect(const UnitRect& rect,
+                                const HandoffShape& shape,
+                                const kv::KvLayout& layout,
                                 size_t max_bytes) {
   UnitRect one_layer = rect;
   one_layer.layer_end = rect.layer_begin + 1;
   const size_t layer_bytes = std::max<size_t>(1, BytesOf(one_layer, shape, layout));
-  const size_t block_bytes = kv::kBlockTokens * (rect.head_end - rect.head_begin) * TokenHeadBytes(layout);
+  const size_t block_bytes =
+      kv::kBlockTokens * (rect.head_end - rect.head_begin) * TokenHeadBytes(layout);
   const uint32_t layers = static_cast<uint32_t>(std::max<size_t>(1, max_bytes / layer_bytes));
   const uint32_t blocks = layers > 1 || layer_bytes <= max_bytes
                               ? rect.block_end - rect.block_begin
@@ -102,7 +119,9 @@ std::vector<UnitRect> SplitRect(const UnitRect& rect, const HandoffShape& shape,
   return parts;
 }
 
-void CopyRanges(const uint8_t* from_base, absl::Span<const ByteRange> from, uint8_t* to_base,
+void CopyRanges(const uint8_t* from_base,
+                absl::Span<const ByteRange> from,
+                uint8_t* to_base,
                 absl::Span<const ByteRange> to) {
   size_t from_index = 0, to_index = 0, from_done = 0, to_done = 0;
   while (from_index < from.size() && to_index < to.size()) {
@@ -128,26 +147,33 @@ uint64_t ChecksumOf(const uint8_t* base, absl::Span<const ByteRange> ranges) {
 }
 
 Coverage::Coverage(const HandoffShape& shape, int num_layers, int num_heads)
-    : first_block_(static_cast<uint32_t>(shape.first_missing_block)), num_layers_(static_cast<uint32_t>(num_layers)) {
+    : first_block_(static_cast<uint32_t>(shape.first_missing_block)),
+      num_layers_(static_cast<uint32_t>(num_layers)) {
   BATON_CHECK(num_heads > 0 && num_heads <= 64);
-  const size_t cells = static_cast<size_t>(std::max(0, shape.num_blocks() - shape.first_missing_block)) * num_layers_;
+  const size_t cells =
+      static_cast<size_t>(std::max(0, shape.num_blocks() - shape.first_missing_block)) *
+      num_layers_;
   cells_.assign(cells, 0);
   missing_ = cells * static_cast<uint64_t>(num_heads);
 }
 
 absl::Status Coverage::Add(const UnitRect& rect) {
   const uint32_t heads = rect.head_end - rect.head_begin;
-  const uint64_t mask = (heads == 64 ? ~uint64_t{0} : (uint64_t{1} << heads) - 1) << rect.head_begin;
+  const uint64_t mask = (heads == 64 ? ~uint64_t{0} : (uint64_t{1} << heads) - 1)
+                        << rect.head_begin;
   for (uint32_t block = rect.block_begin; block < rect.block_end; ++block) {
     for (uint32_t layer = rect.layer_begin; layer < rect.layer_end; ++layer) {
       if ((Cell(block, layer) & mask) == 0) continue;
-      return absl::DataLossError(absl::StrCat("unit arrived twice: block=", block, " layer=", layer));
+      return absl::DataLossError(
+          absl::StrCat("unit arrived twice: block=", block, " layer=", layer));
     }
   }
   for (uint32_t block = rect.block_begin; block < rect.block_end; ++block) {
-    for (uint32_t layer = rect.layer_begin; layer < rect.layer_end; ++layer) Cell(block, layer) |= mask;
+    for (uint32_t layer = rect.layer_begin; layer < rect.layer_end; ++layer)
+      Cell(block, layer) |= mask;
   }
-  missing_ -= static_cast<uint64_t>(rect.block_end - rect.block_begin) * (rect.layer_end - rect.layer_begin) * heads;
+  missing_ -= static_cast<uint64_t>(rect.block_end - rect.block_begin) *
+              (rect.layer_end - rect.layer_begin) * heads;
   return absl::OkStatus();
 }
 

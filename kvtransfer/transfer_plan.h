@@ -1,6 +1,7 @@
 #pragma once
 
-// What a hand-over moves: from blocks to units, from units to byte ranges, and the account of what has arrived.
+// What a hand-over moves: from blocks to units, from units to byte ranges, and the account of what
+// has arrived.
 
 #include <cstddef>
 #include <cstdint>
@@ -48,23 +49,31 @@ struct HandoffShape {
 // Errors: INVALID_ARGUMENT with the rectangle.
 absl::Status CheckRect(const UnitRect& rect, const HandoffShape& shape, const kv::KvLayout& layout);
 
-// The bytes of a rectangle in one pool, in the order in which they travel: layer, block, then payload by (K|V, head), then
-// dynamic scales by (K|V, head); of each the valid rows. Neighbours are merged, so a full block is one range.
-// `block_table` is the pool's id of each block from rect.block_begin on; `first_head` is the model's head that the pool's
-// head 0 is (a rank of a tensor-parallel pair holds a slice). Two pools give equal totals in the same order, so a transfer is
-// a walk along both lists.
-std::vector<ByteRange> RangesOf(const UnitRect& rect, const HandoffShape& shape, const kv::KvLayout& layout,
-                                absl::Span<const kv::BlockId> block_table, int first_head = 0);
+// The bytes of a rectangle in one pool, in the order in which they travel: layer, block, then
+// payload by (K|V, head), then dynamic scales by (K|V, head); of each the valid rows. Neighbours
+// are merged, so a full block is one range. `block_table` is the pool's id of each block from
+// rect.block_begin on; `first_head` is the model's head that the pool's head 0 is (a rank of a
+// tensor-parallel pair holds a slice). Two pools give equal totals in the same order, so a transfer
+// is a walk along both lists.
+std::vector<ByteRange> RangesOf(const UnitRect& rect,
+                                const HandoffShape& shape,
+                                const kv::KvLayout& layout,
+                                absl::Span<const kv::BlockId> block_table,
+                                int first_head = 0);
 
 size_t BytesOf(const UnitRect& rect, const HandoffShape& shape, const kv::KvLayout& layout);
 
-// Cuts a rectangle into rectangles of at most `max_bytes` (but at least one block of one layer): first by layers, then by
-// blocks. Small units bound the time until a revoked sender is quiet.
-std::vector<UnitRect> SplitRect(const UnitRect& rect, const HandoffShape& shape, const kv::KvLayout& layout,
+// Cuts a rectangle into rectangles of at most `max_bytes` (but at least one block of one layer):
+// first by layers, then by blocks. Small units bound the time until a revoked sender is quiet.
+std::vector<UnitRect> SplitRect(const UnitRect& rect,
+                                const HandoffShape& shape,
+                                const kv::KvLayout& layout,
                                 size_t max_bytes);
 
 // Copies along two lists of ranges with equal totals.
-void CopyRanges(const uint8_t* from_base, absl::Span<const ByteRange> from, uint8_t* to_base,
+void CopyRanges(const uint8_t* from_base,
+                absl::Span<const ByteRange> from,
+                uint8_t* to_base,
                 absl::Span<const ByteRange> to);
 
 // XXH3-64 of the bytes of `ranges`, in order.
@@ -76,7 +85,8 @@ class Coverage {
   // At most 64 heads.
   Coverage(const HandoffShape& shape, int num_layers, int num_heads);
 
-  // `rect` has passed CheckRect. Errors: DATA_LOSS when any part of it is here already; nothing is added then.
+  // `rect` has passed CheckRect. Errors: DATA_LOSS when any part of it is here already; nothing is
+  // added then.
   absl::Status Add(const UnitRect& rect);
   bool complete() const { return missing_ == 0; }
   // (block, layer, head) triples still missing.

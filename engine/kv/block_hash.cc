@@ -23,7 +23,10 @@ void AppendField(absl::string_view field, std::string* out) {
 
 }  // namespace
 
-BlockHasher::BlockHasher(absl::string_view model_fingerprint, KvFormat format, absl::string_view salt, int hash_bits)
+BlockHasher::BlockHasher(absl::string_view model_fingerprint,
+                         KvFormat format,
+                         absl::string_view salt,
+                         int hash_bits)
     : hash_bits_(hash_bits) {
   BATON_CHECK(hash_bits > 0 && hash_bits <= 256 && hash_bits % 8 == 0);
   std::string fields;
@@ -40,7 +43,8 @@ BlockHash BlockHasher::Next(const BlockHash& parent, absl::Span<const uint32_t> 
   std::array<uint8_t, sizeof(parent.bytes) + 4 * kBlockTokens> input;
   std::memcpy(input.data(), parent.bytes.data(), parent.bytes.size());
   uint8_t* out = input.data() + parent.bytes.size();
-  for (uint32_t token : tokens) {  // little-endian on every machine: router and workers compare hashes
+  for (uint32_t token :
+       tokens) {  // little-endian on every machine: router and workers compare hashes
     for (int shift = 0; shift < 32; shift += 8) *out++ = static_cast<uint8_t>(token >> shift);
   }
   return Truncated(Sha256(input.data(), input.size()));
@@ -61,7 +65,8 @@ void BlockHasher::Extend(absl::Span<const uint32_t> tokens, std::vector<BlockHas
 }
 
 BlockHash BlockHasher::Truncated(BlockHash hash) const {
-  for (size_t i = static_cast<size_t>(hash_bits_) / 8; i < hash.bytes.size(); ++i) hash.bytes[i] = 0;
+  for (size_t i = static_cast<size_t>(hash_bits_) / 8; i < hash.bytes.size(); ++i)
+    hash.bytes[i] = 0;
   return hash;
 }
 

@@ -38,7 +38,8 @@ absl::StatusOr<std::vector<BlockId>> BlockPool::Allocate(int count, BlockState s
 
 void BlockPool::AddUser(BlockId block) {
   Block& entry = blocks_[Index(block)];
-  BATON_CHECK(entry.state == BlockState::kActive || entry.state == BlockState::kCached, "block=", block);
+  BATON_CHECK(entry.state == BlockState::kActive || entry.state == BlockState::kCached,
+              "block=", block);
   ++entry.users;
   if (entry.state == BlockState::kActive) return;
   SetState(block, BlockState::kActive);
@@ -101,11 +102,16 @@ size_t BlockPool::Index(BlockId block) const {
 
 int& BlockPool::Count(BlockState state) {
   switch (state) {
-    case BlockState::kFree: return counts_.free;
-    case BlockState::kCached: return counts_.cached;
-    case BlockState::kActive: return counts_.active;
-    case BlockState::kReserved: return counts_.reserved;
-    case BlockState::kQuarantined: break;
+    case BlockState::kFree:
+      return counts_.free;
+    case BlockState::kCached:
+      return counts_.cached;
+    case BlockState::kActive:
+      return counts_.active;
+    case BlockState::kReserved:
+      return counts_.reserved;
+    case BlockState::kQuarantined:
+      break;
   }
   return counts_.quarantined;
 }
@@ -135,18 +141,31 @@ void BlockPool::CheckInvariants() const {
     const Block& block = blocks_[i];
     const bool active = block.state == BlockState::kActive;
     BATON_CHECK(active ? block.users > 0 : block.users == 0, "block=", i, " users=", block.users);
-    BATON_CHECK(block.state == BlockState::kCached ? block.held : (active || !block.held), "block=", i);
-    BATON_CHECK(block.held == (holder_ != nullptr && holder_->Holds(static_cast<BlockId>(i))), "block=", i);
+    BATON_CHECK(block.state == BlockState::kCached ? block.held : (active || !block.held),
+                "block=", i);
+    BATON_CHECK(block.held == (holder_ != nullptr && holder_->Holds(static_cast<BlockId>(i))),
+                "block=", i);
     switch (block.state) {
-      case BlockState::kFree: ++seen.free; break;
-      case BlockState::kCached: ++seen.cached; break;
-      case BlockState::kActive: ++seen.active; break;
-      case BlockState::kReserved: ++seen.reserved; break;
-      case BlockState::kQuarantined: ++seen.quarantined; break;
+      case BlockState::kFree:
+        ++seen.free;
+        break;
+      case BlockState::kCached:
+        ++seen.cached;
+        break;
+      case BlockState::kActive:
+        ++seen.active;
+        break;
+      case BlockState::kReserved:
+        ++seen.reserved;
+        break;
+      case BlockState::kQuarantined:
+        ++seen.quarantined;
+        break;
     }
   }
-  BATON_CHECK(seen.free == counts_.free && seen.cached == counts_.cached && seen.active == counts_.active &&
-              seen.reserved == counts_.reserved && seen.quarantined == counts_.quarantined);
+  BATON_CHECK(seen.free == counts_.free && seen.cached == counts_.cached &&
+              seen.active == counts_.active && seen.reserved == counts_.reserved &&
+              seen.quarantined == counts_.quarantined);
   BATON_CHECK(counts_.total() == num_blocks());
   std::vector<bool> listed(blocks_.size(), false);
   for (BlockId block : free_ids_) {

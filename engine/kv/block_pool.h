@@ -31,8 +31,9 @@ struct BlockCounts {
 };
 
 // Hands out block ids and counts their users. Engine thread only.
-// Invariant: free + cached + active + reserved + quarantined == num_blocks. Misuse (a user too many taken away, a state
-// that a call does not allow) is our own bug and ends the process: the alternative is a stranger's keys and values.
+// Invariant: free + cached + active + reserved + quarantined == num_blocks. Misuse (a user too many
+// taken away, a state that a call does not allow) is our own bug and ends the process: the
+// alternative is a stranger's keys and values.
 class BlockPool {
  public:
   // Who holds blocks that nobody uses: the prefix cache.
@@ -52,16 +53,16 @@ class BlockPool {
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  // Takes `count` blocks, all or nothing, as kActive (one user each) or kReserved. Free blocks go first, then cached ones
-  // in the holder's order.
-  // Errors: RESOURCE_EXHAUSTED when free and cached blocks together are fewer; nothing is taken then.
+  // Takes `count` blocks, all or nothing, as kActive (one user each) or kReserved. Free blocks go
+  // first, then cached ones in the holder's order. Errors: RESOURCE_EXHAUSTED when free and cached
+  // blocks together are fewer; nothing is taken then.
   absl::StatusOr<std::vector<BlockId>> Allocate(int count, BlockState state = BlockState::kActive);
 
   // One more user of an active or cached block.
   void AddUser(BlockId block);
-  // One user less of an active block, or a reserved block back unused. The last user leaves it cached if the prefix cache
-  // holds it, else free. The span form goes from the last block to the first, so that a sequence's end is evicted before
-  // its beginning.
+  // One user less of an active block, or a reserved block back unused. The last user leaves it
+  // cached if the prefix cache holds it, else free. The span form goes from the last block to the
+  // first, so that a sequence's end is evicted before its beginning.
   void Release(BlockId block);
   void Release(absl::Span<const BlockId> blocks);
 
@@ -87,7 +88,8 @@ class BlockPool {
   // Called with every block that becomes free. Tests fill such blocks with NaN.
   void set_on_free(std::function<void(BlockId)> on_free) { on_free_ = std::move(on_free); }
 
-  // Ends the process when users, states, the free list and the counts do not fit together. For tests and debug builds.
+  // Ends the process when users, states, the free list and the counts do not fit together. For
+  // tests and debug builds.
   void CheckInvariants() const;
 
  private:

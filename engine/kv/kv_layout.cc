@@ -7,10 +7,14 @@ namespace baton::kv {
 
 absl::string_view KvFormatName(KvFormat format) {
   switch (format) {
-    case KvFormat::kFp8: return "fp8";
-    case KvFormat::kFp8Dynamic: return "fp8_dynamic";
-    case KvFormat::kBf16: return "bf16";
-    case KvFormat::kF32: return "f32";
+    case KvFormat::kFp8:
+      return "fp8";
+    case KvFormat::kFp8Dynamic:
+      return "fp8_dynamic";
+    case KvFormat::kBf16:
+      return "bf16";
+    case KvFormat::kF32:
+      return "f32";
   }
   return "unknown";
 }

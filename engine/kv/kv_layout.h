@@ -26,11 +26,13 @@ enum class KvFormat {
 
 // "fp8", "fp8_dynamic", "bf16", "f32".
 absl::string_view KvFormatName(KvFormat format);
-// Errors: INVALID_ARGUMENT naming the accepted values. "auto" is not a format: the caller resolves it.
+// Errors: INVALID_ARGUMENT naming the accepted values. "auto" is not a format: the caller resolves
+// it.
 absl::StatusOr<KvFormat> ParseKvFormat(absl::string_view name);
 
 // Layout of one pool: per layer an array of num_blocks blocks.
-//   block   = payload [K|V][kv_head][64][head_dim] in the format's element type, then, in kFp8Dynamic only,
+//   block   = payload [K|V][kv_head][64][head_dim] in the format's element type, then, in
+//   kFp8Dynamic only,
 //             scales [K|V][kv_head][64] f32
 //   address = layer * num_blocks * block_bytes() + block_id * block_bytes() from the pool's base
 // Head-major, so a TP slice of heads is two contiguous sub-ranges (K, V) of the payload.
@@ -49,7 +51,9 @@ struct KvLayout {
   size_t head_bytes() const { return kBlockTokens * row_bytes(); }
   size_t payload_bytes() const { return 2 * static_cast<size_t>(num_kv_heads) * head_bytes(); }
   size_t scale_bytes() const {
-    return format == KvFormat::kFp8Dynamic ? 2 * static_cast<size_t>(num_kv_heads) * kBlockTokens * sizeof(float) : 0;
+    return format == KvFormat::kFp8Dynamic
+               ? 2 * static_cast<size_t>(num_kv_heads) * kBlockTokens * sizeof(float)
+               : 0;
   }
   // Of one block in one layer.
   size_t block_bytes() const { return payload_bytes() + scale_bytes(); }
@@ -61,10 +65,12 @@ struct KvLayout {
   }
   // Offsets inside a block. `side` is 0 for K and 1 for V.
   size_t RowOffset(int side, int head, int row) const {
-    return (static_cast<size_t>(side) * num_kv_heads + head) * head_bytes() + static_cast<size_t>(row) * row_bytes();
+    return (static_cast<size_t>(side) * num_kv_heads + head) * head_bytes() +
+           static_cast<size_t>(row) * row_bytes();
   }
   size_t ScaleOffset(int side, int head, int row) const {
-    return payload_bytes() + ((static_cast<size_t>(side) * num_kv_heads + head) * kBlockTokens + row) * sizeof(float);
+    return payload_bytes() +
+           ((static_cast<size_t>(side) * num_kv_heads + head) * kBlockTokens + row) * sizeof(float);
   }
 };
 

@@ -17,7 +17,8 @@ PrefixCache::~PrefixCache() {
   pool_->set_holder(nullptr);
 }
 
-std::vector<BlockId> PrefixCache::Match(absl::Span<const uint32_t> tokens, absl::Span<const BlockHash> hashes,
+std::vector<BlockId> PrefixCache::Match(absl::Span<const uint32_t> tokens,
+                                        absl::Span<const BlockHash> hashes,
                                         int max_blocks) {
   std::vector<BlockId> blocks;
   BlockId parent = kNone;
@@ -34,7 +35,8 @@ std::vector<BlockId> PrefixCache::Match(absl::Span<const uint32_t> tokens, absl:
   return blocks;
 }
 
-int PrefixCache::MatchLength(absl::Span<const uint32_t> tokens, absl::Span<const BlockHash> hashes,
+int PrefixCache::MatchLength(absl::Span<const uint32_t> tokens,
+                             absl::Span<const BlockHash> hashes,
                              int max_blocks) const {
   BlockId parent = kNone;
   const int limit = std::min(max_blocks, static_cast<int>(hashes.size()));
@@ -45,7 +47,8 @@ int PrefixCache::MatchLength(absl::Span<const uint32_t> tokens, absl::Span<const
   return std::max(limit, 0);
 }
 
-void PrefixCache::Insert(absl::Span<const uint32_t> tokens, absl::Span<const BlockHash> hashes,
+void PrefixCache::Insert(absl::Span<const uint32_t> tokens,
+                         absl::Span<const BlockHash> hashes,
                          absl::Span<const BlockId> blocks) {
   const int count = static_cast<int>(std::min(hashes.size(), blocks.size()));
   BATON_CHECK(tokens.size() >= static_cast<size_t>(count) * kBlockTokens);
@@ -53,15 +56,20 @@ void PrefixCache::Insert(absl::Span<const uint32_t> tokens, absl::Span<const Blo
   for (int i = 0; i < count; ++i) {
     BlockId block = Find(tokens, hashes[i], i, parent);
     if (block == kNone) {
-      if (by_hash_.contains(hashes[i])) return;  // a collision: the first one stays, this sequence ends here
+      if (by_hash_.contains(hashes[i]))
+        return;  // a collision: the first one stays, this sequence ends here
       block = blocks[i];
-      Add(tokens.subspan(static_cast<size_t>(i) * kBlockTokens, kBlockTokens), hashes[i], parent, block);
+      Add(tokens.subspan(static_cast<size_t>(i) * kBlockTokens, kBlockTokens), hashes[i], parent,
+          block);
     }
     parent = block;
   }
 }
 
-BlockId PrefixCache::Find(absl::Span<const uint32_t> tokens, const BlockHash& hash, int index, BlockId parent) const {
+BlockId PrefixCache::Find(absl::Span<const uint32_t> tokens,
+                          const BlockHash& hash,
+                          int index,
+                          BlockId parent) const {
   const auto found = by_hash_.find(hash);
   if (found == by_hash_.end()) return kNone;
   const Entry& entry = entries_[found->second];
@@ -71,7 +79,10 @@ BlockId PrefixCache::Find(absl::Span<const uint32_t> tokens, const BlockHash& ha
   return equal ? found->second : kNone;
 }
 
-void PrefixCache::Add(absl::Span<const uint32_t> block_tokens, const BlockHash& hash, BlockId parent, BlockId block) {
+void PrefixCache::Add(absl::Span<const uint32_t> block_tokens,
+                      const BlockHash& hash,
+                      BlockId parent,
+                      BlockId block) {
   pool_->Hold(block);
   Entry& entry = entries_[block];
   entry.present = true;
@@ -117,7 +128,8 @@ void PrefixCache::Remove(BlockId block) {
 
 void PrefixCache::RemoveWithDescendants(BlockId block) {
   BlockId at = block;
-  while (true) {  // down to a leaf, remove it, back up; no recursion: chains are as long as contexts
+  while (
+      true) {  // down to a leaf, remove it, back up; no recursion: chains are as long as contexts
     while (entries_[at].first_child != kNone) at = entries_[at].first_child;
     const BlockId above = entries_[at].parent;
     Remove(at);
@@ -167,7 +179,8 @@ void PrefixCache::CheckInvariants() const {
     for (BlockId child = entry.first_child; child != kNone; child = entries_[child].next_sibling) {
       BATON_CHECK(entries_[child].present && entries_[child].parent == block, "child=", child);
     }
-    BATON_CHECK((entry.unused_since != 0) == (pool_->state(block) == BlockState::kCached), "block=", block);
+    BATON_CHECK((entry.unused_since != 0) == (pool_->state(block) == BlockState::kCached),
+                "block=", block);
     if (entry.unused_since == 0) continue;
     ++unused;
     const EvictionOrder& order = entry.first_child == kNone ? unused_leaves_ : unused_inner_;

@@ -1,5 +1,6 @@
-// The decode side of a data connection on any bytes: first byte even, the peer's bytes come in the stream (tcp); odd, it
-// writes by itself (shm). Whatever is sent, nothing outside of the reserved block is written, and every hand-over ends once.
+// The decode side of a data connection on any bytes: first byte even, the peer's bytes come in the
+// stream (tcp); odd, it writes by itself (shm). Whatever is sent, nothing outside of the reserved
+// block is written, and every hand-over ends once.
 
 #include <sys/socket.h>
 
@@ -23,7 +24,11 @@ constexpr uint8_t kUntouched = 0xee;
 constexpr size_t kMaxInput = size_t{128} << 10;  // what a socket's buffer takes at once
 
 kv::KvLayout Layout() {
-  return {.num_layers = 2, .num_kv_heads = 1, .head_dim = 4, .num_blocks = 4, .format = kv::KvFormat::kFp8};
+  return {.num_layers = 2,
+          .num_kv_heads = 1,
+          .head_dim = 4,
+          .num_blocks = 4,
+          .format = kv::KvFormat::kFp8};
 }
 
 class FuzzListener : public PutListener {
@@ -55,7 +60,8 @@ class FuzzSink : public DataSink {
   GrantFrame Open(uint64_t session, const OpenFrame& open, const PutListener& listener) override {
     return table_.Open(session, open, listener.peer_writes(), "fuzz");
   }
-  std::optional<std::vector<ByteRange>> BeginUnit(uint64_t session, const UnitFrame& unit) override {
+  std::optional<std::vector<ByteRange>> BeginUnit(uint64_t session,
+                                                  const UnitFrame& unit) override {
     return table_.BeginUnit(session, unit, &effects_);
   }
   bool Wants(uint64_t reservation_id) override { return table_.Wants(reservation_id); }
@@ -93,7 +99,8 @@ void Run(bool peer_writes, const uint8_t* data, size_t size) {
   int ends[2];
   BATON_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
   UniqueFd peer(ends[0]);
-  const absl::StatusOr<size_t> sent = size == 0 ? absl::StatusOr<size_t>(0) : SendSome(peer.get(), data, size);
+  const absl::StatusOr<size_t> sent =
+      size == 0 ? absl::StatusOr<size_t>(0) : SendSome(peer.get(), data, size);
   BATON_CHECK(sent.ok());
   shutdown(peer.get(), SHUT_WR);
   base::Buffer pool = *base::Buffer::Allocate(Layout().pool_bytes());

@@ -35,7 +35,8 @@ TEST(BlockHashTest, EqualsSha256OfTheWrittenDownBytes) {
   // Python: root = sha256(b"16:baton-kv-block-1;5:model;3:fp8;2:64;0:;"), then
   // sha256(root.digest() + b"".join(t.to_bytes(4, "little") for t in range(64))).hexdigest()
   const BlockHasher hasher("model", KvFormat::kFp8, "");
-  EXPECT_EQ(Hex(hasher.HashBlocks(Tokens(64))[0]), "012e96d272e23beace319d5b37efc2443226a40d53506eee56ae3e003948cba2");
+  EXPECT_EQ(Hex(hasher.HashBlocks(Tokens(64))[0]),
+            "012e96d272e23beace319d5b37efc2443226a40d53506eee56ae3e003948cba2");
 }
 
 TEST(BlockHashTest, EverythingThatDecidesTheBytesDecidesTheHash) {
@@ -53,7 +54,8 @@ TEST(BlockHashTest, EverythingThatDecidesTheBytesDecidesTheHash) {
 }
 
 TEST(BlockHashTest, FieldsCannotRunIntoOneAnother) {
-  EXPECT_NE(BlockHasher("ab", KvFormat::kFp8, "c").root(), BlockHasher("a", KvFormat::kFp8, "bc").root());
+  EXPECT_NE(BlockHasher("ab", KvFormat::kFp8, "c").root(),
+            BlockHasher("a", KvFormat::kFp8, "bc").root());
 }
 
 TEST(BlockHashTest, ABlockAlsoNamesWhatComesBeforeIt) {

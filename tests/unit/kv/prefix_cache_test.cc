@@ -30,7 +30,8 @@ class PrefixCacheTest : public ::testing::Test {
     cache_.CheckInvariants();
   }
   std::vector<BlockId> Match(const Tokens& tokens) {
-    return cache_.Match(tokens, hasher_.HashBlocks(tokens), MaxMatchBlocks(static_cast<int>(tokens.size()) + 1));
+    return cache_.Match(tokens, hasher_.HashBlocks(tokens),
+                        MaxMatchBlocks(static_cast<int>(tokens.size()) + 1));
   }
   // A request computes all of `tokens` in blocks of its own, caches them and keeps them.
   std::vector<BlockId> Compute(const Tokens& tokens) {
@@ -110,7 +111,8 @@ TEST_F(PrefixCacheTest, FirstOfTwoEqualBlocksStays) {
 TEST_F(PrefixCacheTest, EvictedBlockIsNotFoundAndNothingBehindItEither) {
   const std::vector<BlockId> cached = Cache(Blocks({1, 2, 3}));
   const std::vector<BlockId> head = Match(Blocks({1}));
-  const std::vector<BlockId> others = Compute(Blocks({7, 8, 9, 10, 11, 12, 13}));  // 5 free, 2 unused
+  const std::vector<BlockId> others =
+      Compute(Blocks({7, 8, 9, 10, 11, 12, 13}));  // 5 free, 2 unused
   EXPECT_EQ(Match(Blocks({1, 2, 3})), std::vector<BlockId>{cached[0]});
   Check();
   pool_.Release(cached[0]);
@@ -130,7 +132,7 @@ TEST_F(PrefixCacheTest, ReusedIdServesItsNewTextOnly) {
 TEST_F(PrefixCacheTest, LeastRecentlyUsedGoesFirstAndChildrenBeforeParents) {
   Cache(Blocks({1, 2}));
   Cache(Blocks({3, 4}));
-  pool_.Release(Match(Blocks({1, 2})));  // now the younger one
+  pool_.Release(Match(Blocks({1, 2})));   // now the younger one
   const auto taken = *pool_.Allocate(5);  // 4 free ones and one cached
   EXPECT_EQ(cache_.MatchLength(Blocks({3, 4}), hasher_.HashBlocks(Blocks({3, 4})), 2), 1);
   EXPECT_EQ(cache_.MatchLength(Blocks({1, 2}), hasher_.HashBlocks(Blocks({1, 2})), 2), 2);
@@ -139,7 +141,8 @@ TEST_F(PrefixCacheTest, LeastRecentlyUsedGoesFirstAndChildrenBeforeParents) {
 
 TEST_F(PrefixCacheTest, ParentWithUsedChildIsGivenUpLast) {
   const std::vector<BlockId> first = Compute(Blocks({1}));
-  const std::vector<BlockId> second = Compute(Blocks({1, 2}));  // its block 0 is a duplicate, its block 1 a child of first[0]
+  const std::vector<BlockId> second =
+      Compute(Blocks({1, 2}));  // its block 0 is a duplicate, its block 1 a child of first[0]
   pool_.Release(first);
   EXPECT_EQ(pool_.counts().cached, 1);
   const auto rest = pool_.Allocate(pool_.num_available());
@@ -163,15 +166,18 @@ TEST_F(PrefixCacheTest, ClearForgetsUsedBlocksTooButLeavesThemTheirUsers) {
   EXPECT_EQ(pool_.counts().free, 8);
 }
 
-// What a request would compute for a block: a function of all tokens up to its end, standing in for keys and values.
+// What a request would compute for a block: a function of all tokens up to its end, standing in for
+// keys and values.
 uint64_t ContentOf(const Tokens& tokens, int block) {
   uint64_t content = 1469598103934665603u;
-  for (int i = 0; i < (block + 1) * kBlockTokens; ++i) content = (content ^ tokens[i]) * 1099511628211u;
+  for (int i = 0; i < (block + 1) * kBlockTokens; ++i)
+    content = (content ^ tokens[i]) * 1099511628211u;
   return content;
 }
 
-// Case 10.2 (and 10.1 with 8 bits): requests come, match, compute what is missing, fork and leave at random, with a
-// shadow map of what each block's memory holds. Every matched block must hold exactly what the request would compute.
+// Case 10.2 (and 10.1 with 8 bits): requests come, match, compute what is missing, fork and leave
+// at random, with a shadow map of what each block's memory holds. Every matched block must hold
+// exactly what the request would compute.
 void RunAgainstShadow(int hash_bits, uint32_t seed) {
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
@@ -193,10 +199,12 @@ void RunAgainstShadow(int hash_bits, uint32_t seed) {
     for (uint32_t& value : values) value = random() % 3;  // few values: many shared beginnings
     const Tokens tokens = Blocks(values);
     const auto hashes = hasher.HashBlocks(tokens);
-    std::vector<BlockId> blocks = cache.Match(tokens, hashes, MaxMatchBlocks(static_cast<int>(tokens.size())));
+    std::vector<BlockId> blocks =
+        cache.Match(tokens, hashes, MaxMatchBlocks(static_cast<int>(tokens.size())));
     hits += blocks.size();
     for (size_t i = 0; i < blocks.size(); ++i) {
-      ASSERT_EQ(memory.at(blocks[i]), ContentOf(tokens, static_cast<int>(i))) << "block " << i << " of a match is a stranger's";
+      ASSERT_EQ(memory.at(blocks[i]), ContentOf(tokens, static_cast<int>(i)))
+          << "block " << i << " of a match is a stranger's";
     }
     auto own = pool.Allocate(static_cast<int>(values.size() - blocks.size()));
     if (!own.ok()) {
@@ -227,7 +235,8 @@ TEST(PrefixCacheModelTest, RandomRequestsAgreeWithTheShadow) {
   for (uint32_t seed = 1; seed <= 6; ++seed) RunAgainstShadow(256, seed);
 }
 
-// Case 10.1: with hashes of 8 bits nearly every look-up meets a collision; a match must still never be a stranger's.
+// Case 10.1: with hashes of 8 bits nearly every look-up meets a collision; a match must still never
+// be a stranger's.
 TEST(PrefixCacheModelTest, CollidingHashesNeverServeAStrangersBlock) {
   for (uint32_t seed = 1; seed <= 6; ++seed) RunAgainstShadow(8, seed);
 }

@@ -53,7 +53,8 @@ TEST(FingerprintTest, OneDifferentFieldIsRefusedByName) {
   for (const FieldCase& field : Fields()) {
     LayoutFingerprint other = ours;
     field.change(&other);
-    for (const absl::Status& status : {CompareFingerprints(ours, other), CompareFingerprints(other, ours)}) {
+    for (const absl::Status& status :
+         {CompareFingerprints(ours, other), CompareFingerprints(other, ours)}) {
       EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
       EXPECT_THAT(std::string(status.message()), HasSubstr(std::string("field=") + field.field));
     }
@@ -93,7 +94,8 @@ TEST(FingerprintTest, OwnPoolMustBeDescribed) {
   EXPECT_TRUE(CheckFingerprintOfPool(TestFingerprint(layout), layout).ok());
   kv::KvLayout other = layout;
   other.format = kv::KvFormat::kBf16;
-  EXPECT_EQ(CheckFingerprintOfPool(TestFingerprint(layout), other).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CheckFingerprintOfPool(TestFingerprint(layout), other).code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST(SenderCreateTest, ForcedTransportIsNotReplaced) {

@@ -44,8 +44,9 @@ TEST(FrameTest, EveryFrameComesBackAsSent) {
   unit.has_checksum = true;
   unit.checksum = 0xfedcba9876543210;
   const std::string stream = Encode(AttachFrame{"secret"}) + Encode(WelcomeFrame{1, 2, 3, 4, 5}) +
-                             Encode(OpenFrame{6, 7}) + Encode(grant) + Encode(unit) + Encode(AckFrame{8, 9}) +
-                             Encode(ProbeFrame{10}) + EncodeProbeAck() + Encode(ReportFrame{11});
+                             Encode(OpenFrame{6, 7}) + Encode(grant) + Encode(unit) +
+                             Encode(AckFrame{8, 9}) + Encode(ProbeFrame{10}) + EncodeProbeAck() +
+                             Encode(ReportFrame{11});
   for (size_t piece : {size_t{1}, size_t{7}, size_t{1000}}) {
     const auto frames = ReadAll(stream, piece);
     ASSERT_TRUE(frames.ok()) << frames.status();
@@ -90,7 +91,9 @@ TEST(FrameTest, SizesOutOfBoundsAreRefused) {
   EXPECT_FALSE(ParseUnit({FrameType::kUnit, Encode(unit).substr(kFrameHeaderBytes)}).ok());
   unit.bytes = 0;
   EXPECT_FALSE(ParseUnit({FrameType::kUnit, Encode(unit).substr(kFrameHeaderBytes)}).ok());
-  EXPECT_FALSE(ParseProbe({FrameType::kProbe, Encode(ProbeFrame{~uint64_t{0}}).substr(kFrameHeaderBytes)}).ok());
+  EXPECT_FALSE(
+      ParseProbe({FrameType::kProbe, Encode(ProbeFrame{~uint64_t{0}}).substr(kFrameHeaderBytes)})
+          .ok());
   EXPECT_FALSE(ParseAttach({FrameType::kAttach, std::string(1000, 'x')}).ok());
 }
 
@@ -102,7 +105,8 @@ TEST(FrameReaderTest, EveryWrongBitOfAHeaderIsNoticedOrHarmless) {
     const auto frames = ReadAll(bad, 5);
     if (!frames.ok()) {
       EXPECT_EQ(frames.status().code(), absl::StatusCode::kInvalidArgument);
-    } else if (!frames->empty()) {  // another known type or another length: then the frame's parser refuses it
+    } else if (!frames->empty()) {  // another known type or another length: then the frame's parser
+                                    // refuses it
       EXPECT_FALSE(ParseOpen(frames->front()).ok());
     }
   }

@@ -1,6 +1,7 @@
-// Both state tables joined by channels that deliver when they like, with blocks that are reused at once. Checks what the
-// protocol is for: nobody writes into a block that has been given back, what lands is complete and right, and everything
-// that begins ends once. No threads, no sockets, one seed a run.
+// Both state tables joined by channels that deliver when they like, with blocks that are reused at
+// once. Checks what the protocol is for: nobody writes into a block that has been given back, what
+// lands is complete and right, and everything that begins ends once. No threads, no sockets, one
+// seed a run.
 
 #include <deque>
 #include <map>
@@ -74,10 +75,18 @@ class World {
   void Step() {
     now_ += absl::Milliseconds(1);
     switch (random_() % 12) {
-      case 0: Reserve(); break;
-      case 1: BeginOne(); break;
-      case 2: PushLayer(); break;
-      case 3: PushLayer(); break;
+      case 0:
+        Reserve();
+        break;
+      case 1:
+        BeginOne();
+        break;
+      case 2:
+        PushLayer();
+        break;
+      case 3:
+        PushLayer();
+        break;
       case 4:
         if (Handoff* handoff = Pick(); handoff != nullptr && Chance(8)) {
           revoked_.insert(handoff->name.reservation_id());
@@ -91,12 +100,24 @@ class World {
           sender_.Abort(handoff->transfer, "model");
         }
         break;
-      case 6: WriteSome(); break;
-      case 7: WriteSome(); break;
-      case 8: DeliverData(); break;
-      case 9: DeliverAnswer(); break;
-      case 10: DeliverControlToDecode(); break;
-      case 11: DeliverControlToPrefill(); break;
+      case 6:
+        WriteSome();
+        break;
+      case 7:
+        WriteSome();
+        break;
+      case 8:
+        DeliverData();
+        break;
+      case 9:
+        DeliverAnswer();
+        break;
+      case 10:
+        DeliverControlToDecode();
+        break;
+      case 11:
+        DeliverControlToPrefill();
+        break;
     }
     TakeSenderEffects();
   }
@@ -130,7 +151,8 @@ class World {
     const uint64_t id = handoff->name.reservation_id();
     spec.on_done = [this, id](TransferResult) {
       ++handoffs_.at(id).done_at_sender;
-      ASSERT_FALSE(writing_.has_value() && writing_->frame.reservation_id == id) << "done while its source is read";
+      ASSERT_FALSE(writing_.has_value() && writing_->frame.reservation_id == id)
+          << "done while its source is read";
     };
     handoff->transfer = sender_.Begin(std::move(spec), now_);
   }
@@ -259,9 +281,11 @@ class World {
       if (event.kind == Kind::kLanded) {
         ++landed_;
         ASSERT_FALSE(revoked_.contains(event.reservation_id)) << "landed after a revoke";
-        for (size_t block = static_cast<size_t>(handoff.first_missing); block < handoff.blocks.size(); ++block) {
+        for (size_t block = static_cast<size_t>(handoff.first_missing);
+             block < handoff.blocks.size(); ++block) {
           for (int layer = 0; layer < layout_.num_layers; ++layer) {
-            ASSERT_EQ(Cell(handoff.blocks[block], static_cast<uint32_t>(layer)), event.reservation_id);
+            ASSERT_EQ(Cell(handoff.blocks[block], static_cast<uint32_t>(layer)),
+                      event.reservation_id);
           }
         }
       }

@@ -1,7 +1,7 @@
 #pragma once
 
-// A prefill and a decode side in one process, joined by a real transport and by an in-memory control channel that can
-// hold messages back.
+// A prefill and a decode side in one process, joined by a real transport and by an in-memory
+// control channel that can hold messages back.
 
 #include <atomic>
 #include <cstring>
@@ -87,7 +87,11 @@ class MemoryLink : public PeerLink {
 };
 
 inline kv::KvLayout TestLayout(kv::KvFormat format, int num_blocks) {
-  return {.num_layers = 3, .num_kv_heads = 2, .head_dim = 16, .num_blocks = num_blocks, .format = format};
+  return {.num_layers = 3,
+          .num_kv_heads = 2,
+          .head_dim = 16,
+          .num_blocks = num_blocks,
+          .format = format};
 }
 
 inline worker::v1::LayoutFingerprint TestFingerprint(const kv::KvLayout& layout) {
@@ -120,12 +124,15 @@ class DecodeSide {
     options.fingerprint = TestFingerprint(layout);
     options.incarnation = "decode-incarnatn";
     options.transports = {transport};
-    auto receiver = Receiver::Create(options, [this](ReceiverEvent event) { events_.TryPush(std::move(event)); });
+    auto receiver = Receiver::Create(
+        options, [this](ReceiverEvent event) { events_.TryPush(std::move(event)); });
     EXPECT_TRUE(receiver.ok()) << receiver.status();
     receiver_ = *std::move(receiver);
   }
 
-  worker::v1::Handoff Reserve(int prompt_tokens, int first_missing, std::vector<kv::BlockId> blocks) {
+  worker::v1::Handoff Reserve(int prompt_tokens,
+                              int first_missing,
+                              std::vector<kv::BlockId> blocks) {
     Reservation reservation;
     reservation.prompt_tokens = prompt_tokens;
     reservation.first_missing_block = first_missing;
@@ -174,7 +181,8 @@ class HandoffPair {
     auto sender = Sender::Create(options, *hello, &to_decode_);
     EXPECT_TRUE(sender.ok()) << sender.status();
     sender_ = *std::move(sender);
-    to_decode_.Connect([this](const auto& message) { decode_.receiver().OnMessage(session_, message); });
+    to_decode_.Connect(
+        [this](const auto& message) { decode_.receiver().OnMessage(session_, message); });
     to_prefill_.Connect([this](const auto& message) { sender_->OnMessage(message); });
   }
   ~HandoffPair() {
@@ -193,7 +201,9 @@ class HandoffPair {
   }
 
   // Begins a hand-over whose result goes into results(id).
-  TransferId Begin(const worker::v1::Handoff& handoff, int prompt_tokens, int first_missing,
+  TransferId Begin(const worker::v1::Handoff& handoff,
+                   int prompt_tokens,
+                   int first_missing,
                    std::vector<kv::BlockId> peer_blocks) {
     TransferSpec spec;
     spec.handoff = handoff;
@@ -210,17 +220,24 @@ class HandoffPair {
   }
   size_t results_waiting() const { return results_.size(); }
 
-  // The decode pool must hold our blocks at `peer_blocks` from `first_missing` on, and 0xee everywhere else.
-  void ExpectLanded(int prompt_tokens, int first_missing, const std::vector<kv::BlockId>& our_blocks,
+  // The decode pool must hold our blocks at `peer_blocks` from `first_missing` on, and 0xee
+  // everywhere else.
+  void ExpectLanded(int prompt_tokens,
+                    int first_missing,
+                    const std::vector<kv::BlockId>& our_blocks,
                     const std::vector<kv::BlockId>& peer_blocks) {
     std::vector<uint8_t> want(decode_.pool().size(), 0xee);
     const HandoffShape shape{prompt_tokens, first_missing};
     if (first_missing < shape.num_blocks()) {
-      const UnitRect all{static_cast<uint32_t>(first_missing), static_cast<uint32_t>(shape.num_blocks()), 0,
-                         static_cast<uint32_t>(layout_.num_layers), 0, static_cast<uint32_t>(layout_.num_kv_heads)};
+      const UnitRect all{static_cast<uint32_t>(first_missing),
+                         static_cast<uint32_t>(shape.num_blocks()),
+                         0,
+                         static_cast<uint32_t>(layout_.num_layers),
+                         0,
+                         static_cast<uint32_t>(layout_.num_kv_heads)};
       const absl::Span<const kv::BlockId> ours = our_blocks, peers = peer_blocks;
-      CopyRanges(pool_.data(), RangesOf(all, shape, layout_, ours.subspan(first_missing)), want.data(),
-                 RangesOf(all, shape, decode_.layout(), peers.subspan(first_missing)));
+      CopyRanges(pool_.data(), RangesOf(all, shape, layout_, ours.subspan(first_missing)),
+                 want.data(), RangesOf(all, shape, decode_.layout(), peers.subspan(first_missing)));
     }
     EXPECT_EQ(std::memcmp(want.data(), decode_.pool().data(), want.size()), 0);
   }

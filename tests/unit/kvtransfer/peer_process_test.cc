@@ -1,4 +1,5 @@
-// Peers that are other processes, and peers that are stuck: what the end of a process proves, and what silence does not.
+// Peers that are other processes, and peers that are stuck: what the end of a process proves, and
+// what silence does not.
 
 #include <poll.h>
 #include <signal.h>
@@ -71,11 +72,13 @@ std::string ReceiveBytes(int fd) {
 }
 
 class PeerProcessTest : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(All, PeerProcessTest, ::testing::Values("shm", "tcp"),
+INSTANTIATE_TEST_SUITE_P(All,
+                         PeerProcessTest,
+                         ::testing::Values("shm", "tcp"),
                          [](const auto& info) { return info.param; });
 
-// Cases 11.1 and 11.3: kill -9 in the middle of writing gives the blocks back, SIGSTOP does not while the process could
-// still write.
+// Cases 11.1 and 11.3: kill -9 in the middle of writing gives the blocks back, SIGSTOP does not
+// while the process could still write.
 TEST_P(PeerProcessTest, StoppedIsNotQuietAndKilledIs) {
   int to_child[2], from_child[2];
   ASSERT_EQ(pipe(to_child), 0);
@@ -104,7 +107,8 @@ TEST_P(PeerProcessTest, StoppedIsNotQuietAndKilledIs) {
   decode.receiver().Revoke(handoff.reservation_id(), "client left");
   decode.receiver().OnPeerGone(session);
   if (GetParam() == "shm") {
-    // The transfer thread has been round when another session's connection has been served and refused.
+    // The transfer thread has been round when another session's connection has been served and
+    // refused.
     ConnectOptions options;
     base::Buffer pool = *base::Buffer::Allocate(decode.layout().pool_bytes());
     options.pool = &pool;
@@ -118,9 +122,11 @@ TEST_P(PeerProcessTest, StoppedIsNotQuietAndKilledIs) {
   const ReceiverEvent event = decode.NextEvent();
   EXPECT_EQ(event.reservation_id, handoff.reservation_id());
   EXPECT_NE(event.kind, Kind::kLanded);
-  const std::vector<uint8_t> at_event(decode.pool().data(), decode.pool().data() + decode.pool().size());
+  const std::vector<uint8_t> at_event(decode.pool().data(),
+                                      decode.pool().data() + decode.pool().size());
   ASSERT_EQ(waitpid(child, &state, 0), child);
-  EXPECT_EQ(std::memcmp(at_event.data(), decode.pool().data(), at_event.size()), 0) << "written after the event";
+  EXPECT_EQ(std::memcmp(at_event.data(), decode.pool().data(), at_event.size()), 0)
+      << "written after the event";
   for (int fd : {to_child[0], to_child[1], from_child[0], from_child[1]}) close(fd);
 }
 
@@ -187,13 +193,17 @@ class StuckDecode {
 };
 
 class StuckPeerTest : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(All, StuckPeerTest, ::testing::Values("shm", "tcp"),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(All, StuckPeerTest, ::testing::Values("shm", "tcp"), [](const auto& info) {
+  return info.param;
+});
 
-// Case 11.2: prefill gets its blocks back when the decode worker hangs, whether a unit is half-way (tcp: more bytes than
-// the socket holds) or written and not acknowledged (shm).
+// Case 11.2: prefill gets its blocks back when the decode worker hangs, whether a unit is half-way
+// (tcp: more bytes than the socket holds) or written and not acknowledged (shm).
 TEST_P(StuckPeerTest, StallEndsTheTransferInBoundedTime) {
-  const kv::KvLayout layout{.num_layers = 4, .num_kv_heads = 2, .head_dim = 1024, .num_blocks = 16,
+  const kv::KvLayout layout{.num_layers = 4,
+                            .num_kv_heads = 2,
+                            .head_dim = 1024,
+                            .num_blocks = 16,
                             .format = kv::KvFormat::kBf16};
   StuckDecode decode(layout);
   base::Buffer pool = *base::Buffer::Allocate(layout.pool_bytes());

@@ -38,7 +38,8 @@ class SenderTableTest : public ::testing::Test {
     table_.OnGrant(grant, now_);
   }
   void Push(TransferId id, int blocks) {
-    table_.Push(id, 0, blocks, 0, layout_.num_layers, std::vector<kv::BlockId>(static_cast<size_t>(blocks), 0));
+    table_.Push(id, 0, blocks, 0, layout_.num_layers,
+                std::vector<kv::BlockId>(static_cast<size_t>(blocks), 0));
   }
   // Runs callbacks; returns the control messages.
   std::vector<worker::v1::PeerMessage> Effects() {
@@ -112,7 +113,8 @@ TEST_F(SmallWindowTest, UnacknowledgedUnitsFillTheWindow) {
   EXPECT_FALSE(table_.NextUnit(now_).has_value());
   EXPECT_TRUE(table_.OnAck({1, 0}, now_).ok());
   EXPECT_TRUE(table_.NextUnit(now_).has_value());
-  EXPECT_EQ(table_.OnAck({1, 2}, now_).code(), absl::StatusCode::kInvalidArgument) << "not the oldest";
+  EXPECT_EQ(table_.OnAck({1, 2}, now_).code(), absl::StatusCode::kInvalidArgument)
+      << "not the oldest";
 }
 
 TEST_F(SenderTableTest, UnitWithoutProgressIsAStall) {
@@ -174,7 +176,8 @@ TEST_F(SenderTableTest, MissingAnswersEndInTime) {
   EXPECT_TRUE(table_.CheckTimers(now_).ok());
   Effects();
   ASSERT_EQ(results_.size(), 2u);
-  for (const TransferResult& result : results_) EXPECT_EQ(result.status.code(), absl::StatusCode::kUnavailable);
+  for (const TransferResult& result : results_)
+    EXPECT_EQ(result.status.code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_F(SenderTableTest, RevokeDuringAWriteIsAnsweredAfterIt) {

@@ -13,7 +13,11 @@ using kv::KvFormat;
 using kv::KvLayout;
 
 KvLayout Layout(KvFormat format, int heads = 2, int num_blocks = 8) {
-  return {.num_layers = 4, .num_kv_heads = heads, .head_dim = 16, .num_blocks = num_blocks, .format = format};
+  return {.num_layers = 4,
+          .num_kv_heads = heads,
+          .head_dim = 16,
+          .num_blocks = num_blocks,
+          .format = format};
 }
 
 size_t Total(const std::vector<ByteRange>& ranges) {
@@ -43,10 +47,12 @@ TEST(RangesOfTest, LastBlockShipsItsValidRowsAndScalesOnly) {
   std::vector<ByteRange> want;
   const size_t base = layout.BlockOffset(0, 3);
   for (int side = 0; side < 2; ++side) {
-    for (int head = 0; head < 2; ++head) want.push_back({base + layout.RowOffset(side, head, 0), 5 * 16});
+    for (int head = 0; head < 2; ++head)
+      want.push_back({base + layout.RowOffset(side, head, 0), 5 * 16});
   }
   for (int side = 0; side < 2; ++side) {
-    for (int head = 0; head < 2; ++head) want.push_back({base + layout.ScaleOffset(side, head, 0), 5 * 4});
+    for (int head = 0; head < 2; ++head)
+      want.push_back({base + layout.ScaleOffset(side, head, 0), 5 * 4});
   }
   EXPECT_EQ(ranges, want);
 }
@@ -80,7 +86,8 @@ TEST(RangesOfTest, ReshardingIsACopyAlongBothLists) {
     for (int layer = 0; layer < 4; ++layer) {
       for (kv::BlockId block : {6, 1}) {
         const size_t offset = whole.BlockOffset(layer, block);
-        EXPECT_EQ(std::memcmp(source.data() + offset, back.data() + offset, whole.block_bytes()), 0);
+        EXPECT_EQ(std::memcmp(source.data() + offset, back.data() + offset, whole.block_bytes()),
+                  0);
       }
     }
   }
@@ -93,9 +100,14 @@ TEST(SplitRectTest, PartsCoverTheWholeOnceAndRespectTheLimit) {
     const KvLayout layout = Layout(static_cast<KvFormat>(random() % 4));
     const int prompt_tokens = 1 + static_cast<int>(random() % 500);
     HandoffShape shape{prompt_tokens, 0};
-    shape.first_missing_block = static_cast<int>(random() % static_cast<uint32_t>(shape.num_blocks()));
-    const UnitRect all{static_cast<uint32_t>(shape.first_missing_block), static_cast<uint32_t>(shape.num_blocks()), 0, 4,
-                       0, 2};
+    shape.first_missing_block =
+        static_cast<int>(random() % static_cast<uint32_t>(shape.num_blocks()));
+    const UnitRect all{static_cast<uint32_t>(shape.first_missing_block),
+                       static_cast<uint32_t>(shape.num_blocks()),
+                       0,
+                       4,
+                       0,
+                       2};
     ASSERT_TRUE(CheckRect(all, shape, layout).ok());
     const std::vector<kv::BlockId> table(8, 0);
     const size_t limit = 1 + random() % (3 * layout.layer_bytes());
@@ -106,7 +118,8 @@ TEST(SplitRectTest, PartsCoverTheWholeOnceAndRespectTheLimit) {
       ASSERT_TRUE(coverage.Add(part).ok());
       const size_t part_bytes = BytesOf(part, shape, layout);
       ASSERT_EQ(part_bytes, Total(RangesOf(part, shape, layout, table)));
-      const bool smallest = part.layer_end - part.layer_begin == 1 && part.block_end - part.block_begin == 1;
+      const bool smallest =
+          part.layer_end - part.layer_begin == 1 && part.block_end - part.block_begin == 1;
       ASSERT_TRUE(part_bytes <= limit || smallest) << part_bytes << " > " << limit;
       bytes += part_bytes;
     }
@@ -119,9 +132,10 @@ TEST(CheckRectTest, EverythingOutsideIsRefused) {
   const KvLayout layout = Layout(KvFormat::kFp8);
   const HandoffShape shape{130, 1};
   EXPECT_TRUE(CheckRect({1, 3, 0, 4, 0, 2}, shape, layout).ok());
-  const UnitRect wrong[] = {{0, 3, 0, 4, 0, 2}, {1, 4, 0, 4, 0, 2}, {2, 2, 0, 4, 0, 2},
-                            {3, 1, 0, 4, 0, 2}, {1, 3, 0, 5, 0, 2}, {1, 3, 2, 2, 0, 2},
-                            {1, 3, 0, 4, 0, 3}, {1, 3, 0, 4, 1, 1}, {1, 0xffffffff, 0, 0xffffffff, 0, 0xffffffff}};
+  const UnitRect wrong[] = {
+      {0, 3, 0, 4, 0, 2}, {1, 4, 0, 4, 0, 2}, {2, 2, 0, 4, 0, 2},
+      {3, 1, 0, 4, 0, 2}, {1, 3, 0, 5, 0, 2}, {1, 3, 2, 2, 0, 2},
+      {1, 3, 0, 4, 0, 3}, {1, 3, 0, 4, 1, 1}, {1, 0xffffffff, 0, 0xffffffff, 0, 0xffffffff}};
   for (const UnitRect& rect : wrong) {
     EXPECT_EQ(CheckRect(rect, shape, layout).code(), absl::StatusCode::kInvalidArgument);
   }

@@ -26,6 +26,7 @@ std::unique_ptr<runtime::ModelRunner> MakeRunner(const std::string& model,
   options.weight_dtype = weight_dtype;
   options.kv_dtype = kv_dtype;
   options.max_model_len = 256;
+  options.backend_options.num_threads = 2;
   absl::StatusOr<std::unique_ptr<runtime::ModelRunner>> runner =
       runtime::ModelRunner::Create(options);
   EXPECT_TRUE(runner.ok()) << runner.status();

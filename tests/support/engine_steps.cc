@@ -18,6 +18,7 @@ runtime::ModelRunnerOptions SmallOptions(const std::string& model_path) {
   options.num_blocks = 32;
   options.max_step_tokens = 512;
   options.max_logit_rows = 512;
+  options.backend_options.num_threads = 1;
   return options;
 }
 

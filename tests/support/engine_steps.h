@@ -16,7 +16,7 @@ namespace baton::testing_support {
 // The repository's file `relative`.
 std::string SourcePath(const std::string& relative);
 
-// Small pools and no log of a long load; the caller sets what it tests.
+// A small pool and one thread; the caller sets what it tests.
 runtime::ModelRunnerOptions SmallOptions(const std::string& model_path);
 
 // One sequence: tokens that are in the cache and the blocks that hold them.

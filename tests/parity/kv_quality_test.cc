@@ -1,0 +1,195 @@
+// What the formats of the KV cache cost on the trained models: logits and perplexity on held-out
+// text, against f32 and against transformers (tests/golden/tiny_qwen3.json).
+
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/base/json.h"
+#include "engine/model/model_config.h"
+#include "engine/runtime/model_runner.h"
+#include "engine/text/tokenizer.h"
+#include "gtest/gtest.h"
+#include "tests/support/engine_steps.h"
+#include "tests/support/model_files.h"
+
+namespace baton::testing_support {
+namespace {
+
+constexpr size_t kWindow = 256;
+
+using Logits = std::vector<std::vector<float>>;
+
+// Sums over all scored tokens of all windows.
+struct Quality {
+  double nll = 0;
+  double logit_squares = 0;       // of the logits' distance from their row's mean
+  double difference_squares = 0;  // of that distance's change against the reference run
+  int64_t num_tokens = 0;
+  int64_t num_logits = 0;
+
+  double mean_nll() const { return nll / static_cast<double>(num_tokens); }
+  double logit_rms() const { return std::sqrt(logit_squares / static_cast<double>(num_logits)); }
+  double difference_rms() const {
+    return std::sqrt(difference_squares / static_cast<double>(num_logits));
+  }
+};
+
+double NegativeLogLikelihood(const std::vector<float>& logits, uint32_t target) {
+  const double best = logits[ArgMax(logits)];
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(logit - best);
+  return best + std::log(sum) - logits[target];
+}
+
+double Mean(const std::vector<float>& row) {
+  double sum = 0;
+  for (const float value : row) sum += value;
+  return sum / static_cast<double>(row.size());
+}
+
+class KvQualityTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<base::JsonValue> golden =
+        base::ParseJson(ReadWhole(SourcePath("tests/golden/tiny_qwen3.json")));
+    ASSERT_TRUE(golden.ok()) << golden.status();
+    golden_ = *golden->Find("models")->Find(GetParam());
+    num_ids_ = *golden->Find("num_ids")->AsInt64();
+    absl::StatusOr<std::unique_ptr<text::Tokenizer>> tokenizer = text::Tokenizer::Load(ModelPath());
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    absl::StatusOr<model::ModelConfig> config = model::LoadHfConfig(ModelPath());
+    ASSERT_TRUE(config.ok()) << config.status();
+    num_layers_ = config->num_layers;
+    const std::string text = ReadWhole(SourcePath("tests/data/text/heldout.txt"));
+    const auto ids = (*tokenizer)->Encode(text, text::SpecialPolicy::kLiteral);
+    ids_.assign(ids.begin(), ids.end());
+    ASSERT_EQ(static_cast<int64_t>(ids_.size()), num_ids_)
+        << "the tokenizer differs from the one of the golden values";
+  }
+
+  std::string ModelPath() const { return SourcePath("tests/data/models/" + GetParam()); }
+
+  std::unique_ptr<runtime::ModelRunner> MakeRunner(const std::string& kv_dtype) const {
+    runtime::ModelRunnerOptions options = SmallOptions(ModelPath());
+    options.weight_dtype = "f32";
+    options.kv_dtype = kv_dtype;
+    options.num_blocks = 8;
+    options.max_model_len = 512;
+    absl::StatusOr<std::unique_ptr<runtime::ModelRunner>> runner =
+        runtime::ModelRunner::Create(options);
+    EXPECT_TRUE(runner.ok()) << runner.status();
+    return *std::move(runner);
+  }
+
+  // Of every token of all windows, each from an empty cache.
+  Logits AllLogits(const std::string& kv_dtype) const {
+    std::unique_ptr<runtime::ModelRunner> runner = MakeRunner(kv_dtype);
+    StepDriver driver(*runner);
+    Logits logits;
+    for (size_t first = 0; first + kWindow <= ids_.size(); first += kWindow) {
+      TestSequence sequence;
+      for (std::vector<float>& row :
+           driver.Feed(&sequence, absl::MakeConstSpan(ids_).subspan(first, kWindow), kWindow)) {
+        logits.push_back(std::move(row));
+      }
+      driver.Release(&sequence);
+    }
+    return logits;
+  }
+
+  // Over the tokens that have a next one in their window.
+  Quality Compare(const Logits& logits, const Logits& expected) const {
+    Quality quality;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      if (i % kWindow == kWindow - 1) continue;
+      quality.nll += NegativeLogLikelihood(logits[i], ids_[i + 1]);
+      quality.num_tokens += 1;
+      quality.num_logits += static_cast<int64_t>(logits[i].size());
+      const double mean = Mean(logits[i]);
+      const double expected_mean = Mean(expected[i]);
+      for (size_t id = 0; id < logits[i].size(); ++id) {
+        const double expected_distance = expected[i][id] - expected_mean;
+        const double difference = (logits[i][id] - mean) - expected_distance;
+        quality.logit_squares += expected_distance * expected_distance;
+        quality.difference_squares += difference * difference;
+      }
+    }
+    return quality;
+  }
+
+  base::JsonValue golden_;
+  int64_t num_ids_ = 0;
+  std::vector<uint32_t> ids_;
+  int num_layers_ = 0;
+};
+
+TEST_P(KvQualityTest, GreedyIdsInF32AreThoseOfTransformers) {
+  std::unique_ptr<runtime::ModelRunner> runner = MakeRunner("f32");
+  StepDriver driver(*runner);
+  ASSERT_FALSE(golden_.Find("greedy")->items().empty());
+  for (const base::JsonValue& path : golden_.Find("greedy")->items()) {
+    std::vector<uint32_t> prompt;
+    for (const base::JsonValue& id : path.Find("prompt_ids")->items())
+      prompt.push_back(*id.AsInt64());
+    TestSequence sequence;
+    uint32_t next = ArgMax(driver.Feed(&sequence, prompt, 64).back());
+    for (const base::JsonValue& id : path.Find("ids")->items()) {
+      ASSERT_EQ(next, *id.AsInt64()) << "after " << sequence.cached.size() << " tokens of \""
+                                     << path.Find("prompt")->text() << '"';
+      next = ArgMax(driver.Feed(&sequence, {next}, 1)[0]);
+    }
+    driver.Release(&sequence);
+  }
+}
+
+// Bounds from the error of the format:
+//   A stored number is rounded to m bits behind the point: an error spread evenly over +-2^-m / 2
+//   of its power of two, in the root of the mean square u = 2^-m / sqrt(12) of its size at most. m
+//   is 3 for e4m3 and 7 for bf16.
+//   Logits: keys and values of each of the L layers bring one such error into the residual stream,
+//   independent of one another; norms keep relative errors what they are. So the logits move by at
+//   most s = u * sqrt(2 L) of their own spread.
+//   Perplexity: a row of logits that moves by d changes -log p of the next token by at most
+//   d * sqrt(2) (the token, and the mean it is measured against) with any sign, which averages out
+//   over N tokens, four standard errors being allowed for, and by d^2 / 2 always in the same
+//   direction (second order of log-sum-exp).
+TEST_P(KvQualityTest, PerplexityIsThatOfTransformersAndMovesByTheRoundingErrorOnly) {
+  const Logits exact = AllLogits("f32");
+  const double exact_nll = Compare(exact, exact).mean_nll();
+  // -log p moves by at most twice the largest difference of a logit (logits_parity_test.cc).
+  EXPECT_NEAR(exact_nll, *golden_.Find("mean_nll")->AsDouble(), 2 * 1e-4);
+  std::printf("%s kv_dtype=f32 perplexity=%.4f\n", GetParam().c_str(), std::exp(exact_nll));
+  const std::pair<const char*, int> formats[] = {{"fp8", 3}, {"fp8_dynamic", 3}, {"bf16", 7}};
+  for (const auto& [kv_dtype, mantissa_bits] : formats) {
+    SCOPED_TRACE(kv_dtype);
+    const Quality quality = Compare(AllLogits(kv_dtype), exact);
+    const double change = quality.mean_nll() - exact_nll;
+    const double u = std::ldexp(1.0, -mantissa_bits) / std::sqrt(12.0);
+    const double s = u * std::sqrt(2.0 * num_layers_) * quality.logit_rms();
+    const double d = quality.difference_rms();
+    const double change_max =
+        d * d / 2 + 4 * std::sqrt(2.0) * d / std::sqrt(static_cast<double>(quality.num_tokens));
+    std::printf(
+        "%s kv_dtype=%s perplexity=%.4f (%+.3f %%, bound %.3f %%) logit_rms=%.3f moved_by=%.4f "
+        "(bound %.4f) tokens=%ld\n",
+        GetParam().c_str(), kv_dtype, std::exp(quality.mean_nll()), 100 * std::expm1(change),
+        100 * std::expm1(change_max), quality.logit_rms(), d, s,
+        static_cast<long>(quality.num_tokens));
+    EXPECT_GT(d, 0);
+    EXPECT_LT(d, s);
+    EXPECT_LT(std::abs(change), change_max);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(TrainedModels,
+                         KvQualityTest,
+                         ::testing::Values("tiny-qwen3", "tiny-qwen3-draft"),
+                         [](const auto& info) {
+                           return info.param == "tiny-qwen3" ? "target" : "draft";
+                         });
+
+}  // namespace
+}  // namespace baton::testing_support

@@ -8,6 +8,7 @@
 
 #include "engine/model/model_config.h"
 #include "engine/runtime/model_runner.h"
+#include "engine/runtime/sampler.h"
 #include "gtest/gtest.h"
 #include "tests/support/engine_steps.h"
 #include "tests/support/logits_golden.h"
@@ -115,6 +116,62 @@ INSTANTIATE_TEST_SUITE_P(Goldens,
                          ::testing::Combine(::testing::Values("ref", "cpu"),
                                             ::testing::ValuesIn(LogitsGoldenNames())),
                          ParamName);
+
+std::unique_ptr<runtime::ModelRunner> F32Runner(const std::string& backend) {
+  runtime::ModelRunnerOptions options =
+      SmallOptions(SourcePath("tests/data/models/random-qwen3-gqa4-yarn"));
+  options.backend = backend;
+  options.weight_dtype = "f32";
+  options.kv_dtype = "f32";
+  absl::StatusOr<std::unique_ptr<runtime::ModelRunner>> runner =
+      runtime::ModelRunner::Create(options);
+  EXPECT_TRUE(runner.ok()) << runner.status();
+  return *std::move(runner);
+}
+
+double LogSoftmax(const std::vector<float>& logits, uint32_t id) {
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(double{logit});
+  return logits[id] - std::log(sum);
+}
+
+// Case 7.1
+TEST(LogprobsTest, OfEightGreedyTokensEqualASeparatePassOnTheReferencePath) {
+  std::unique_ptr<runtime::ModelRunner> cpu = F32Runner("cpu");
+  StepDriver driver(*cpu);
+  const int vocab = cpu->config().vocab;
+  runtime::Sampler sampler(vocab, vocab);
+  runtime::SamplingParams params;
+  params.temperature = 0;
+  params.logprobs = 3;
+  std::vector<uint32_t> tokens = RandomTokens(70, vocab, 9);
+  std::vector<runtime::SampledToken> answer;
+  TestSequence sequence;
+  std::vector<float> logits = driver.Feed(&sequence, tokens, 64).back();
+  for (uint32_t i = 0; i < 8; ++i) {
+    absl::StatusOr<runtime::SampledToken> token =
+        sampler.Sample(params, 0, 70 + i, i, {}, absl::MakeSpan(logits));
+    ASSERT_TRUE(token.ok()) << token.status();
+    answer.push_back(*token);
+    tokens.push_back(token->id);
+    logits = driver.Feed(&sequence, {token->id}, 1)[0];
+  }
+
+  std::unique_ptr<runtime::ModelRunner> ref = F32Runner("ref");
+  StepDriver ref_driver(*ref);
+  TestSequence whole;
+  const std::vector<std::vector<float>> expected = ref_driver.Feed(&whole, tokens, 512);
+  for (size_t i = 0; i < answer.size(); ++i) {
+    const std::vector<float>& row = expected[69 + i];
+    EXPECT_NEAR(answer[i].logprob, LogSoftmax(row, answer[i].id), 1e-4);
+    ASSERT_EQ(answer[i].top.size(), 3u);
+    EXPECT_EQ(answer[i].top[0].first, answer[i].id);
+    EXPECT_EQ(answer[i].id, ArgMax(row));
+    for (const auto& [id, logprob] : answer[i].top) {
+      EXPECT_NEAR(logprob, LogSoftmax(row, id), 1e-4) << "token " << i << " id " << id;
+    }
+  }
+}
 
 TEST(LogitsGoldenTest, CoverAtLeastEightShapes) { EXPECT_GE(LogitsGoldenNames().size(), 8u); }
 

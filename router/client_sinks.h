@@ -77,7 +77,12 @@ class StreamSink : public ClientSink {
     }
     return absl::CancelledError("the client has gone");
   }
-  void Finish(const absl::Status& status) override { reactor_->writer().Finish(status); }
+  // A client that is still there gets all tokens that were promised before it gets the error.
+  void Finish(const absl::Status& status) override {
+    const bool gone = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status) ||
+                      absl::IsResourceExhausted(status);
+    reactor_->writer().Finish(status, /*keep_waiting=*/!gone);
+  }
 
  private:
   const std::shared_ptr<StreamReactor> reactor_;

@@ -15,6 +15,7 @@ namespace baton::router {
 
 // When a client should come back that found the queue full or no worker.
 constexpr absl::Duration kRetryDelay = absl::Seconds(1);
+constexpr size_t kMaxLabelBytes = 64;  // of a client's label in a log line
 
 GenerateCall::GenerateCall(const CallDeps& deps,
                            CallRequest request,
@@ -259,6 +260,7 @@ void GenerateCall::End(const absl::Status& status) {
   deps_.metrics->in_flight.Add(-1);
   if (absl::IsInternal(status) || absl::IsUnavailable(status) || absl::IsDataLoss(status)) {
     BATON_LOG(Warning, "request failed", LogField("request_id", request_.request_id),
+              LogField("label", request_.request->request_label().substr(0, kMaxLabelBytes)),
               LogField("code", absl::StatusCodeToString(status.code())),
               LogField("message", status.message()), LogField("tokens_sent", sent_tokens()),
               LogField("attempts", num_attempts_));

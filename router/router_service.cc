@@ -21,6 +21,7 @@ namespace baton::router {
 namespace {
 
 constexpr char kRequestIdKey[] = "x-request-id";
+constexpr char kRequestLabelKey[] = "x-request-label";
 constexpr size_t kMaxEchoBytes = 256;
 // Longest text that Tokenize takes. It is encoded within seconds, off gRPC's threads.
 constexpr size_t kMaxTokenizeBytes = size_t{4} << 20;
@@ -43,8 +44,10 @@ bool IsEchoable(absl::string_view value) {
          std::all_of(value.begin(), value.end(), [](char c) { return absl::ascii_isprint(c); });
 }
 
-// The client's x-request-id goes back to it; without one it gets ours.
-void EchoRequestId(grpc::CallbackServerContext* context, const std::string& request_id) {
+// The client's x-request-id and label go back to it; without an id it gets ours.
+void EchoNames(grpc::CallbackServerContext* context,
+               const std::string& label,
+               const std::string& request_id) {
   const auto found = context->client_metadata().find(kRequestIdKey);
   std::string echoed = request_id;
   if (found != context->client_metadata().end()) {
@@ -52,6 +55,7 @@ void EchoRequestId(grpc::CallbackServerContext* context, const std::string& requ
     if (IsEchoable(value)) echoed = std::string(value);
   }
   context->AddInitialMetadata(kRequestIdKey, echoed);
+  if (IsEchoable(label)) context->AddInitialMetadata(kRequestLabelKey, label);
 }
 
 std::string StateName(WorkerHealth health) { return std::string(WorkerHealthName(health)); }
@@ -226,11 +230,7 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
                  const std::string& id,
                  Reactor* reactor,
                  std::unique_ptr<ClientSink> sink) {
-    EchoRequestId(context, id);
-    if (!request.request_label().empty()) {
-      BATON_LOG(Debug, "request", LogField("request_id", id),
-                LogField("label", request.request_label().substr(0, kMaxEchoBytes)));
-    }
+    EchoNames(context, request.request_label(), id);
     const absl::Time now = absl::Now();
     const absl::Time client_deadline = absl::FromChrono(context->deadline());
     const absl::Duration budget = std::min(client_deadline - now, options_.request_timeout_max);

@@ -62,15 +62,15 @@ class StreamWriter {
   // The same, for those who do not care why: true when queued.
   bool Write(Message message) { return TryWrite(std::move(message)) == WriteResult::kQueued; }
 
-  // What is queued is still written, unless `status` is an error: then what waits is dropped. Only
-  // the first call counts.
-  void Finish(absl::Status status) {
+  // What is queued is still written, unless `status` is an error and `keep_waiting` is not set:
+  // then it is dropped. Only the first call counts.
+  void Finish(absl::Status status, bool keep_waiting = false) {
     {
       base::MutexLock lock(&mutex_);
       if (finishing_) return;
       finishing_ = true;
       final_status_ = std::move(status);
-      if (!final_status_.ok()) DropWaitingLocked();
+      if (!final_status_.ok() && !keep_waiting) DropWaitingLocked();
       if (writing_) return;
     }
     callbacks_.finish(final_status_);

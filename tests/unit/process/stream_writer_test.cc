@@ -73,6 +73,18 @@ TEST_F(StreamWriterTest, FinishWithErrorDropsWhatWaits) {
   EXPECT_EQ(finished_->code(), absl::StatusCode::kCancelled);
 }
 
+TEST_F(StreamWriterTest, FinishWithErrorCanLetTheQueueGoFirst) {
+  StreamWriter<int> writer(Callbacks());
+  writer.Write(1);
+  writer.Write(2);
+  writer.Finish(absl::UnavailableError("lost"), /*keep_waiting=*/true);
+  writer.OnWriteDone(true);
+  EXPECT_EQ(started_, (std::vector<int>{1, 2}));
+  EXPECT_FALSE(finished_.has_value());
+  writer.OnWriteDone(true);
+  EXPECT_EQ(finished_->code(), absl::StatusCode::kUnavailable);
+}
+
 TEST_F(StreamWriterTest, FinishOfAnIdleStreamIsImmediate) {
   StreamWriter<int> writer(Callbacks());
   writer.Finish(absl::InternalError("x"));

@@ -260,7 +260,9 @@ TEST_F(RouterServiceTest, UnaryIsTheSameAnswer) {
   grpc::ClientContext context;
   context.AddMetadata("x-request-id", "mine-7");
   v1::GenerateUnaryResponse response;
-  const grpc::Status status = stub_->GenerateUnary(&context, Request(20, 2), &response);
+  v1::GenerateRequest request = Request(20, 2);
+  request.set_request_label("night run");
+  const grpc::Status status = stub_->GenerateUnary(&context, request, &response);
   ASSERT_TRUE(status.ok()) << status.error_message();
   ASSERT_EQ(response.choices_size(), 2);
   EXPECT_EQ(std::vector<uint32_t>(response.choices(1).token_ids().begin(),
@@ -276,6 +278,7 @@ TEST_F(RouterServiceTest, UnaryIsTheSameAnswer) {
   const auto id = context.GetServerInitialMetadata().find("x-request-id");
   ASSERT_NE(id, context.GetServerInitialMetadata().end());
   EXPECT_EQ(std::string(id->second.data(), id->second.size()), "mine-7");
+  EXPECT_EQ(context.GetServerInitialMetadata().count("x-request-label"), 1u);
   EXPECT_TRUE(absl::StartsWith(response.request_id(), "req-")) << "the server's own id is another";
 }
 
@@ -382,7 +385,7 @@ TEST_F(RouterServiceTest, DrainLetsRunningCallsFinishAndRefusesNewOnes) {
   const absl::Status refused = Stream(Request(3)).status;
   EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
   EXPECT_FALSE(router_->server().ready());
-  EXPECT_EQ(router_->server().calls_in_flight(), 1) << "it is waited for";
+  WaitFor([&] { return router_->server().calls_in_flight() == 1; });  // the refused one is gone
   context.TryCancel();
   reader->Finish();
   drain.join();

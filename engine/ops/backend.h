@@ -1,21 +1,27 @@
 #pragma once
 
-// The operations a decoder is made of. Shapes, dtypes and math are written here and nowhere else; ref, cpu and cuda
-// implement them. T tokens in a step, B sequences, L layers, Hq/Hkv query and KV heads, D head dim, E hidden, F ffn,
-// V vocab, N blocks, P block tokens (64), R rows whose logits are wanted.
+// The operations a decoder is made of. Shapes, dtypes and math are written here and nowhere else;
+// ref, cpu and cuda implement them. T tokens in a step, B sequences, L layers, Hq/Hkv query and KV
+// heads, D head dim, E hidden, F ffn, V vocab, N blocks, P block tokens (64), R rows whose logits
+// are wanted.
 //
-// The canonical order of sums (version kSumOrderVersion): every output element is summed in one order, whatever the
-// batch, chunk, prefix hit, thread count or instruction set, so ref and cpu agree bit for bit.
-//   bf16 dot   per 32 k: two f32 FMA chains from zero, over even k and over odd k; then acc += (even + odd), k ascending.
-//              Denormals are flushed to zero on input and output (FTZ+DAZ). K is padded with zeros to a multiple of 32.
-//              This is what TDPBF16PS does.
+// The canonical order of sums (version kSumOrderVersion): every output element is summed in one
+// order, whatever the batch, chunk, prefix hit, thread count or instruction set, so ref and cpu
+// agree bit for bit.
+//   bf16 dot   per 32 k: two f32 FMA chains from zero, over even k and over odd k; then acc +=
+//   (even + odd), k ascending.
+//              Denormals are flushed to zero on input and output (FTZ+DAZ). K is padded with zeros
+//              to a multiple of 32. This is what TDPBF16PS does.
 //   f32 dot    one FMA chain, k ascending, from zero.
 //   int8 dot   exact int32, then one f32 epilogue: float(sum) * (activation scale * weight scale).
-//   o_proj and down_proj: the K range is cut into two halves (TP ranks), at K / 2 rounded up to 32 (int8: 64), each summed
+//   o_proj and down_proj: the K range is cut into two halves (TP ranks), at K / 2 rounded up to 32
+//   (int8: 64), each summed
 //              as above from zero; result = residual + (low + high).
-//   attention  64-token blocks ascending, one online softmax with a running maximum and sum per (query, head); see
+//   attention  64-token blocks ascending, one online softmax with a running maximum and sum per
+//   (query, head); see
 //              PagedAttention.
-//   exp, rsqrt, silu, sin/cos: the scalar functions of engine/ops/canonical_math.h, which the vector paths reproduce.
+//   exp, rsqrt, silu, sin/cos: the scalar functions of engine/ops/canonical_math.h, which the
+//   vector paths reproduce.
 
 #include <cstdint>
 #include <functional>
@@ -33,8 +39,8 @@ namespace baton::ops {
 
 inline constexpr int kSumOrderVersion = 1;
 
-// What linear layers compute in. Activations entering them follow: f32 for kF32, bf16 for kBf16 and kQ4, int8 with one
-// scale per token for kInt8.
+// What linear layers compute in. Activations entering them follow: f32 for kF32, bf16 for kBf16 and
+// kQ4, int8 with one scale per token for kInt8.
 enum class WeightDtype {
   kF32,
   kBf16,
@@ -45,13 +51,15 @@ absl::string_view WeightDtypeName(WeightDtype dtype);
 // Errors: INVALID_ARGUMENT naming the accepted values ("auto" is resolved by the caller).
 absl::StatusOr<WeightDtype> ParseWeightDtype(absl::string_view name);
 
-// Where a matrix [rows, cols] comes from while it is packed. The functions are called from several threads.
+// Where a matrix [rows, cols] comes from while it is packed. The functions are called from several
+// threads.
 struct MatrixSource {
   int rows = 0;
   int cols = 0;
   // Row `row` as f32 into out[cols].
   std::function<void(int row, float* out)> read_row;
-  // Optional: the row as it is stored in 4 bits, exactly: codes [cols], scales and mins [cols / 32].
+  // Optional: the row as it is stored in 4 bits, exactly: codes [cols], scales and mins [cols /
+  // 32].
   std::function<bool(int row, uint8_t* codes, float* scales, float* mins)> read_row_q4;
 };
 
@@ -64,14 +72,16 @@ class Matrix {
   virtual size_t bytes() const = 0;
 };
 
-// A buffer [max_tokens, width] between two operations, in the backend's own layout. Only operations look inside.
+// A buffer [max_tokens, width] between two operations, in the backend's own layout. Only operations
+// look inside.
 class Activation {
  public:
   virtual ~Activation() = default;
 };
 enum class ActivationKind {
   kResidual,     // f32
-  kLinearInput,  // f32, bf16 or int8 with scales, as the weights' dtype asks; packed as the backend likes
+  kLinearInput,  // f32, bf16 or int8 with scales, as the weights' dtype asks; packed as the backend
+                 // likes
   kProjected,    // f32: what QkvProject writes
 };
 
@@ -87,39 +97,42 @@ struct KvCacheView {
 struct SequenceView {
   int query_start = 0;  // index of its first token in the step
   int query_len = 0;
-  int context_len = 0;  // tokens in the cache after this step's append
+  int context_len = 0;                        // tokens in the cache after this step's append
   absl::Span<const kv::BlockId> block_table;  // covers context_len
 };
 
 struct QkNormRopeAppendArgs {
-  Activation* qkv = nullptr;                // [T, (Hq + 2*Hkv) * D] inout; q is left normed and rotated in place
+  Activation* qkv = nullptr;  // [T, (Hq + 2*Hkv) * D] inout; q is left normed and rotated in place
   int num_tokens = 0;
   int num_heads = 0, num_kv_heads = 0, head_dim = 0;
-  absl::Span<const float> q_weight;         // [D], empty: no norm
-  absl::Span<const float> k_weight;         // [D], empty: no norm
+  absl::Span<const float> q_weight;  // [D], empty: no norm
+  absl::Span<const float> k_weight;  // [D], empty: no norm
   float eps = 0;
-  absl::Span<const int32_t> positions;      // [T]
-  absl::Span<const int64_t> slots;          // [T] block * P + offset; -1 stores nothing
-  absl::Span<const float> rope;             // [positions, D] f32: cos [D/2] | sin [D/2], attention factor included
+  absl::Span<const int32_t> positions;  // [T]
+  absl::Span<const int64_t> slots;      // [T] block * P + offset; -1 stores nothing
+  absl::Span<const float>
+      rope;  // [positions, D] f32: cos [D/2] | sin [D/2], attention factor included
   KvCacheView cache;
 };
 
 struct PagedAttentionArgs {
-  const Activation* qkv = nullptr;          // q part: [T, Hq * D], normed and rotated
+  const Activation* qkv = nullptr;  // q part: [T, Hq * D], normed and rotated
   int num_tokens = 0;
   int num_heads = 0, num_kv_heads = 0, head_dim = 0;
-  float softmax_scale = 0;                  // 1 / sqrt(D)
-  absl::Span<const SequenceView> sequences; // [B], one behind another: their queries are exactly tokens 0..T
+  float softmax_scale = 0;  // 1 / sqrt(D)
+  absl::Span<const SequenceView>
+      sequences;  // [B], one behind another: their queries are exactly tokens 0..T
   KvCacheView cache;
-  Activation* out = nullptr;                // kLinearInput [T, Hq * D]
+  Activation* out = nullptr;  // kLinearInput [T, Hq * D]
 };
 
 struct BackendOptions {
-  int num_threads = 0;             // 0: one per core
-  // cpu: auto, avx2, avx512, amx: the highest level that may be used; it must be there. auto takes the best, or what the
-  // environment variable BATON_CPU_ISA names. portable and amx_model (AMX kernels over tiles in software) are for tests.
+  int num_threads = 0;  // 0: one per core
+  // cpu: auto, avx2, avx512, amx: the highest level that may be used; it must be there. auto takes
+  // the best, or what the environment variable BATON_CPU_ISA names. portable and amx_model (AMX
+  // kernels over tiles in software) are for tests.
   std::string isa = "auto";
-  bool pin_threads = false;        // cpu: worker threads stay on one core each
+  bool pin_threads = false;  // cpu: worker threads stay on one core each
 };
 
 // Engine thread only. A step allocates nothing: every Activation and Matrix is made at start.
@@ -132,58 +145,93 @@ class Backend {
   virtual std::string description() const = 0;
   virtual WeightDtype weight_dtype() const = 0;
 
-  // Packs a matrix. `interleave_half`: rows i and i + rows/2 belong together (gate and up), so that SiluMul sees both.
-  // Errors: INVALID_ARGUMENT on shapes the dtype cannot hold (kQ4: cols % 32), RESOURCE_EXHAUSTED.
-  virtual absl::StatusOr<std::unique_ptr<Matrix>> Pack(const MatrixSource& source, bool interleave_half) = 0;
-  virtual absl::StatusOr<std::unique_ptr<Activation>> NewActivation(ActivationKind kind, int max_tokens, int width) = 0;
+  // Packs a matrix. `interleave_half`: rows i and i + rows/2 belong together (gate and up), so that
+  // SiluMul sees both. Errors: INVALID_ARGUMENT on shapes the dtype cannot hold (kQ4: cols % 32),
+  // RESOURCE_EXHAUSTED.
+  virtual absl::StatusOr<std::unique_ptr<Matrix>> Pack(const MatrixSource& source,
+                                                       bool interleave_half) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Activation>> NewActivation(ActivationKind kind,
+                                                                    int max_tokens,
+                                                                    int width) = 0;
 
   // residual[t] = table[ids[t]].   ids [T] in [0, rows)   table [V, E]   residual [T, E] out
-  virtual absl::Status Embed(const Matrix& table, absl::Span<const int32_t> ids, Activation* residual) = 0;
+  virtual absl::Status Embed(const Matrix& table,
+                             absl::Span<const int32_t> ids,
+                             Activation* residual) = 0;
 
-  // out = x * rsqrt(mean(x^2) + eps) * weight.   residual [T, E]   weight [E] f32   out kLinearInput [T, E]
-  virtual absl::Status RmsNorm(const Activation& residual, int num_tokens, absl::Span<const float> weight, float eps,
+  // out = x * rsqrt(mean(x^2) + eps) * weight.   residual [T, E]   weight [E] f32   out
+  // kLinearInput [T, E]
+  virtual absl::Status RmsNorm(const Activation& residual,
+                               int num_tokens,
+                               absl::Span<const float> weight,
+                               float eps,
                                Activation* out) = 0;
 
-  // qkv = x * W^T + bias.   x kLinearInput [T, E]   W [(Hq + 2*Hkv) * D, E]   bias [rows] or empty   qkv kProjected out
-  virtual absl::Status QkvProject(const Activation& x, int num_tokens, const Matrix& weight, absl::Span<const float> bias,
+  // qkv = x * W^T + bias.   x kLinearInput [T, E]   W [(Hq + 2*Hkv) * D, E]   bias [rows] or empty
+  // qkv kProjected out
+  virtual absl::Status QkvProject(const Activation& x,
+                                  int num_tokens,
+                                  const Matrix& weight,
+                                  absl::Span<const float> bias,
                                   Activation* qkv) = 0;
 
-  // Per-head RMS norm of q and k, rotation of pairs (i, i + D/2) in f32, quantisation, append to the paged cache, in one
-  // pass. k is rotated before it is quantised. fp8: nearest even, saturating at +-448.
+  // Per-head RMS norm of q and k, rotation of pairs (i, i + D/2) in f32, quantisation, append to
+  // the paged cache, in one pass. k is rotated before it is quantised. fp8: nearest even,
+  // saturating at +-448.
   virtual absl::Status QkNormRopeAppend(const QkNormRopeAppendArgs& args) = 0;
 
-  // Causal attention over the paged, quantised cache. Query i of a sequence (i < query_len) sees the first
-  // context_len - query_len + i + 1 tokens. Per (query, head), over blocks ascending:
-  //   s_j = ((q . k_j) * scale_j) * softmax_scale, in the bf16 dot with q rounded to bf16 (f32 dot when the cache is kF32);
-  //         fp8: the k bytes as bf16 values; scale_j: kFp8 the head's, kFp8Dynamic the token's, else 1
-  //   m' = max(m, max_j s_j); p_j = exp(s_j - m'); l = fma(l, exp(m - m'), sum_j p_j) (order: canonical_math.h)
-  //   o = fma(o, exp(m - m'), sum_j p_j v_j), in the bf16 dot over the 64 j with p_j rounded to bf16 (kFp8Dynamic: p_j *
+  // Causal attention over the paged, quantised cache. Query i of a sequence (i < query_len) sees
+  // the first context_len - query_len + i + 1 tokens. Per (query, head), over blocks ascending:
+  //   s_j = ((q . k_j) * scale_j) * softmax_scale, in the bf16 dot with q rounded to bf16 (f32 dot
+  //   when the cache is kF32);
+  //         fp8: the k bytes as bf16 values; scale_j: kFp8 the head's, kFp8Dynamic the token's,
+  //         else 1
+  //   m' = max(m, max_j s_j); p_j = exp(s_j - m'); l = fma(l, exp(m - m'), sum_j p_j) (order:
+  //   canonical_math.h) o = fma(o, exp(m - m'), sum_j p_j v_j), in the bf16 dot over the 64 j with
+  //   p_j rounded to bf16 (kFp8Dynamic: p_j *
   //       token's scale, then rounded); f32 dot when the cache is kF32
   //   result (o / l) (kFp8: times the head's V scale)
-  // Tokens behind the query's own position have p_j = 0 and their V rows count as zero even if they hold NaN.
+  // Tokens behind the query's own position have p_j = 0 and their V rows count as zero even if they
+  // hold NaN.
   virtual absl::Status PagedAttention(const PagedAttentionArgs& args) = 0;
 
-  // residual += x * W^T, as two halves of K, low half first.   x kLinearInput [T, K]   W [E, K]   residual [T, E] inout
-  virtual absl::Status ProjectAdd(const Activation& x, int num_tokens, const Matrix& weight, Activation* residual) = 0;
+  // residual += x * W^T, as two halves of K, low half first.   x kLinearInput [T, K]   W [E, K]
+  // residual [T, E] inout
+  virtual absl::Status ProjectAdd(const Activation& x,
+                                  int num_tokens,
+                                  const Matrix& weight,
+                                  Activation* residual) = 0;
 
-  // out = silu(x * Wg^T) * (x * Wu^T).   x kLinearInput [T, E]   W [2F, E] packed with interleave_half   out kLinearInput [T, F]
-  virtual absl::Status GateUpSilu(const Activation& x, int num_tokens, const Matrix& weight, Activation* out) = 0;
+  // out = silu(x * Wg^T) * (x * Wu^T).   x kLinearInput [T, E]   W [2F, E] packed with
+  // interleave_half   out kLinearInput [T, F]
+  virtual absl::Status GateUpSilu(const Activation& x,
+                                  int num_tokens,
+                                  const Matrix& weight,
+                                  Activation* out) = 0;
 
-  // logits[r] = norm(residual[rows[r]]) * head^T.   rows [R]   weight [E]   head [V, E]   logits [R, V] f32 host out
-  virtual absl::Status Logits(const Activation& residual, absl::Span<const int32_t> rows, absl::Span<const float> weight,
-                              float eps, const Matrix& head, float* logits) = 0;
+  // logits[r] = norm(residual[rows[r]]) * head^T.   rows [R]   weight [E]   head [V, E]   logits
+  // [R, V] f32 host out
+  virtual absl::Status Logits(const Activation& residual,
+                              absl::Span<const int32_t> rows,
+                              absl::Span<const float> weight,
+                              float eps,
+                              const Matrix& head,
+                              float* logits) = 0;
 
   // Waits until everything issued so far is done and visible to the host and to other processes.
   virtual absl::Status Synchronize() = 0;
 
   // For tests: the activation as row-major f32 [num_tokens, width], dequantised.
-  virtual absl::StatusOr<std::vector<float>> Read(const Activation& activation, int num_tokens, int width) = 0;
+  virtual absl::StatusOr<std::vector<float>> Read(const Activation& activation,
+                                                  int num_tokens,
+                                                  int width) = 0;
 };
 
-// `name`: "ref" or "cpu" ("cuda" where built in). A cpu backend has passed a small self-test against ref.
-// Errors: INVALID_ARGUMENT naming the accepted values; UNAVAILABLE when the device or the isa asked for is missing; INTERNAL
-// when the self-test fails.
-absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name, WeightDtype dtype,
+// `name`: "ref" or "cpu" ("cuda" where built in). A cpu backend has passed a small self-test
+// against ref. Errors: INVALID_ARGUMENT naming the accepted values; UNAVAILABLE when the device or
+// the isa asked for is missing; INTERNAL when the self-test fails.
+absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name,
+                                                       WeightDtype dtype,
                                                        const BackendOptions& options);
 
 }  // namespace baton::ops

@@ -14,8 +14,10 @@ struct DtypeName {
   WeightDtype dtype;
   absl::string_view name;
 };
-constexpr DtypeName kDtypeNames[] = {
-    {WeightDtype::kF32, "f32"}, {WeightDtype::kBf16, "bf16"}, {WeightDtype::kInt8, "int8"}, {WeightDtype::kQ4, "q4"}};
+constexpr DtypeName kDtypeNames[] = {{WeightDtype::kF32, "f32"},
+                                     {WeightDtype::kBf16, "bf16"},
+                                     {WeightDtype::kInt8, "int8"},
+                                     {WeightDtype::kQ4, "q4"}};
 
 }  // namespace
 
@@ -30,10 +32,12 @@ absl::StatusOr<WeightDtype> ParseWeightDtype(absl::string_view name) {
   for (const DtypeName& entry : kDtypeNames) {
     if (entry.name == name) return entry.dtype;
   }
-  return absl::InvalidArgumentError(absl::StrCat("weight dtype \"", name, "\": accepted: auto, f32, bf16, int8, q4"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("weight dtype \"", name, "\": accepted: auto, f32, bf16, int8, q4"));
 }
 
-absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name, WeightDtype dtype,
+absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name,
+                                                       WeightDtype dtype,
                                                        const BackendOptions& options) {
   if (name == "ref") return CreateRefBackend(dtype);
   if (name == "cpu") {

@@ -1,18 +1,22 @@
 #pragma once
 
-// The scalar functions and the orders of sums that every backend reproduces bit for bit (part of kSumOrderVersion).
+// The scalar functions and the orders of sums that every backend reproduces bit for bit (part of
+// kSumOrderVersion).
 //
-// The functions are templates over a vector type V of one or more f32 lanes: F32x1 below is the definition, the vector
-// types of engine/ops/cpu give the same bits because they run the same source, every product and sum in it is either
-// written as one fused multiply-add or rounded on its own, and the build never contracts by itself. Engine threads flush
-// denormals (flush_denormals.h). A type V has: Broadcast, Add, Sub, Mul, Div, Sqrt, Fma (a * b + c), Less (a mask),
-// Select (mask ? a : b), and Pow2 (n, an integer held as the low bits of 1.5 * 2^23 + n).
+// The functions are templates over a vector type V of one or more f32 lanes: F32x1 below is the
+// definition, the vector types of engine/ops/cpu give the same bits because they run the same
+// source, every product and sum in it is either written as one fused multiply-add or rounded on its
+// own, and the build never contracts by itself. Engine threads flush denormals (flush_denormals.h).
+// A type V has: Broadcast, Add, Sub, Mul, Div, Sqrt, Fma (a * b + c), Less (a mask), Select (mask ?
+// a : b), and Pow2 (n, an integer held as the low bits of 1.5 * 2^23 + n).
 //
 // Orders of sums that are not dots:
-//   lanes16   element i goes to lane i % 16; each lane is one chain, i ascending, from zero; elements past the end count
-//             as zero. Then ((l[i] + l[i+8]) -> 8 values, (i, i+4) -> 4, (i, i+2) -> 2, (0, 1) -> the sum.
-//   RMS norm  lanes16 of fma(x, x, lane); scale = 1 / sqrt(sum / n + eps); result (x * scale) * weight.
-//   softmax   the sum of the 64 probabilities of a block: lanes16 with plain additions.
+//   lanes16   element i goes to lane i % 16; each lane is one chain, i ascending, from zero;
+//   elements past the end count
+//             as zero. Then ((l[i] + l[i+8]) -> 8 values, (i, i+4) -> 4, (i, i+2) -> 2, (0, 1) ->
+//             the sum.
+//   RMS norm  lanes16 of fma(x, x, lane); scale = 1 / sqrt(sum / n + eps); result (x * scale) *
+//   weight. softmax   the sum of the 64 probabilities of a block: lanes16 with plain additions.
 //   rotation  lo' = fma(lo, cos, -(hi * sin)); hi' = fma(hi, cos, lo * sin).
 
 #include <cmath>
@@ -22,7 +26,8 @@
 
 namespace baton::ops {
 
-// 1.5 * 2^23: adding it to |x| < 2^22 rounds x to the nearest even integer, which is left in the low bits.
+// 1.5 * 2^23: adding it to |x| < 2^22 rounds x to the nearest even integer, which is left in the
+// low bits.
 inline constexpr float kRoundMagic = 12582912.0f;
 
 // One lane. The definition.
@@ -36,10 +41,13 @@ struct F32x1 {
   [[gnu::always_inline]] static F32x1 Mul(F32x1 a, F32x1 b) { return {a.v * b.v}; }
   [[gnu::always_inline]] static F32x1 Div(F32x1 a, F32x1 b) { return {a.v / b.v}; }
   [[gnu::always_inline]] static F32x1 Sqrt(F32x1 a) { return {std::sqrt(a.v)}; }
-  [[gnu::always_inline]] static F32x1 Fma(F32x1 a, F32x1 b, F32x1 c) { return {std::fma(a.v, b.v, c.v)}; }
+  [[gnu::always_inline]] static F32x1 Fma(F32x1 a, F32x1 b, F32x1 c) {
+    return {std::fma(a.v, b.v, c.v)};
+  }
   [[gnu::always_inline]] static bool Less(F32x1 a, F32x1 b) { return a.v < b.v; }
   [[gnu::always_inline]] static F32x1 Select(bool mask, F32x1 a, F32x1 b) { return mask ? a : b; }
-  // 2^floor(n / 2) and 2^(n - floor(n / 2)) for magic = kRoundMagic + n: two factors, because 2^128 is not an f32.
+  // 2^floor(n / 2) and 2^(n - floor(n / 2)) for magic = kRoundMagic + n: two factors, because 2^128
+  // is not an f32.
   [[gnu::always_inline]] static void Pow2(F32x1 magic, F32x1* low, F32x1* high) {
     const int32_t n = static_cast<int32_t>(base::FloatBits(magic.v) - base::FloatBits(kRoundMagic));
     const int32_t half = n >> 1;
@@ -101,8 +109,9 @@ inline float CanonicalRsqrt(float x) { return Rsqrt(F32x1{x}).v; }
   return sums[0] + sums[1];
 }
 
-// Sine and cosine for RoPE tables, the same bits on every machine (libm's differ between versions). |x| < 2^30; error below
-// 1e-15 + 1e-16 * |x| / 2^20. Reduction by pi/2 in two parts, polynomials of fdlibm's k_sin and k_cos.
+// Sine and cosine for RoPE tables, the same bits on every machine (libm's differ between versions).
+// |x| < 2^30; error below 1e-15 + 1e-16 * |x| / 2^20. Reduction by pi/2 in two parts, polynomials
+// of fdlibm's k_sin and k_cos.
 inline void CanonicalSinCos(double x, double* sine, double* cosine) {
   const double n = std::nearbyint(x * 0.63661977236758134);
   double r = std::fma(-n, 1.5707963267948966, x);

@@ -8,7 +8,8 @@ float QuantizeRowInt8(const float* values, int n, int8_t* codes) {
   uint32_t largest = 0;
   for (int i = 0; i < n; ++i) largest = std::max(largest, MagnitudeBits(values[i]));
   const DynamicScale scale = ScaleFor(largest, kInt8Max);
-  for (int i = 0; i < n; ++i) codes[i] = scale.inverse == 0.0f ? 0 : Int8Code(values[i], scale.inverse);
+  for (int i = 0; i < n; ++i)
+    codes[i] = scale.inverse == 0.0f ? 0 : Int8Code(values[i], scale.inverse);
   return scale.scale;
 }
 

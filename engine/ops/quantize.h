@@ -1,7 +1,7 @@
 #pragma once
 
-// How weights and activations become codes: one definition for all backends. Call with denormals flushed
-// (flush_denormals.h), as everything that takes part in a sum.
+// How weights and activations become codes: one definition for all backends. Call with denormals
+// flushed (flush_denormals.h), as everything that takes part in a sum.
 
 #include <cstdint>
 
@@ -14,14 +14,16 @@ inline constexpr int kQ4Group = 32;
 inline constexpr float kInt8Max = 127.0f;
 
 // A scale chosen from the largest magnitude: code = value * inverse, value = code * scale.
-// Both are 0 for a row of (nearly) nothing. With an infinity or NaN in the row the scale is NaN and the codes are 0, so
-// that everything computed from the row is NaN. inverse == 0 means: write zeros.
+// Both are 0 for a row of (nearly) nothing. With an infinity or NaN in the row the scale is NaN and
+// the codes are 0, so that everything computed from the row is NaN. inverse == 0 means: write
+// zeros.
 struct DynamicScale {
   float scale;
   float inverse;
 };
 
-// `magnitude_bits`: the largest of (bits & 0x7fffffff), compared as integers, so that NaN is larger than all.
+// `magnitude_bits`: the largest of (bits & 0x7fffffff), compared as integers, so that NaN is larger
+// than all.
 [[gnu::always_inline]] inline DynamicScale ScaleFor(uint32_t magnitude_bits, float code_max) {
   if (magnitude_bits >= 0x7f800000u) return {base::FloatFromBits(0x7fc00000u), 0.0f};
   const float magnitude = base::FloatFromBits(magnitude_bits);
@@ -29,7 +31,9 @@ struct DynamicScale {
   return {magnitude / code_max, code_max / magnitude};
 }
 
-[[gnu::always_inline]] inline uint32_t MagnitudeBits(float value) { return base::FloatBits(value) & 0x7fffffffu; }
+[[gnu::always_inline]] inline uint32_t MagnitudeBits(float value) {
+  return base::FloatBits(value) & 0x7fffffffu;
+}
 
 // Nearest even; |value * inverse| is at most 127 and a rounding error.
 [[gnu::always_inline]] inline int8_t Int8Code(float value, float inverse) {

@@ -51,11 +51,16 @@ class Layer {
     BATON_ASSIGN_OR_RETURN(qkv_, Weights(kQkvWidth, kHidden, 2, false));
     BATON_ASSIGN_OR_RETURN(o_, Weights(kHidden, kHeads * kDim, 3, false));
     BATON_ASSIGN_OR_RETURN(gate_up_, Weights(2 * kFfn, kHidden, 4, true));
-    BATON_ASSIGN_OR_RETURN(residual_, backend_.NewActivation(ActivationKind::kResidual, kTokens, kHidden));
-    BATON_ASSIGN_OR_RETURN(normed_, backend_.NewActivation(ActivationKind::kLinearInput, kTokens, kHidden));
-    BATON_ASSIGN_OR_RETURN(projected_, backend_.NewActivation(ActivationKind::kProjected, kTokens, kQkvWidth));
-    BATON_ASSIGN_OR_RETURN(attended_, backend_.NewActivation(ActivationKind::kLinearInput, kTokens, kHeads * kDim));
-    BATON_ASSIGN_OR_RETURN(inner_, backend_.NewActivation(ActivationKind::kLinearInput, kTokens, kFfn));
+    BATON_ASSIGN_OR_RETURN(residual_,
+                           backend_.NewActivation(ActivationKind::kResidual, kTokens, kHidden));
+    BATON_ASSIGN_OR_RETURN(normed_,
+                           backend_.NewActivation(ActivationKind::kLinearInput, kTokens, kHidden));
+    BATON_ASSIGN_OR_RETURN(projected_,
+                           backend_.NewActivation(ActivationKind::kProjected, kTokens, kQkvWidth));
+    BATON_ASSIGN_OR_RETURN(
+        attended_, backend_.NewActivation(ActivationKind::kLinearInput, kTokens, kHeads * kDim));
+    BATON_ASSIGN_OR_RETURN(inner_,
+                           backend_.NewActivation(ActivationKind::kLinearInput, kTokens, kFfn));
     pool_.assign(layout_.pool_bytes(), 0xff);
     return absl::OkStatus();
   }
@@ -71,21 +76,36 @@ class Layer {
       rows.push_back(t);
     }
     const std::vector<kv::BlockId> blocks = {1};
-    const SequenceView view = {.query_start = 0, .query_len = count, .context_len = start + count, .block_table = blocks};
+    const SequenceView view = {
+        .query_start = 0, .query_len = count, .context_len = start + count, .block_table = blocks};
     const KvCacheView cache = {.layout = &layout_, .layer_base = pool_.data(), .scales = scales_};
     BATON_RETURN_IF_ERROR(backend_.Embed(*table_, ids, residual_.get()));
     BATON_RETURN_IF_ERROR(backend_.RmsNorm(*residual_, count, norm_, kEps, normed_.get()));
     BATON_RETURN_IF_ERROR(Keep("RmsNorm", *normed_, count, kHidden, results));
     BATON_RETURN_IF_ERROR(backend_.QkvProject(*normed_, count, *qkv_, {}, projected_.get()));
     BATON_RETURN_IF_ERROR(Keep("QkvProject", *projected_, count, kQkvWidth, results));
-    BATON_RETURN_IF_ERROR(backend_.QkNormRopeAppend(
-        {.qkv = projected_.get(), .num_tokens = count, .num_heads = kHeads, .num_kv_heads = kKvHeads, .head_dim = kDim,
-         .q_weight = head_norm_, .k_weight = head_norm_, .eps = kEps, .positions = positions, .slots = slots,
-         .rope = rope_, .cache = cache}));
+    BATON_RETURN_IF_ERROR(backend_.QkNormRopeAppend({.qkv = projected_.get(),
+                                                     .num_tokens = count,
+                                                     .num_heads = kHeads,
+                                                     .num_kv_heads = kKvHeads,
+                                                     .head_dim = kDim,
+                                                     .q_weight = head_norm_,
+                                                     .k_weight = head_norm_,
+                                                     .eps = kEps,
+                                                     .positions = positions,
+                                                     .slots = slots,
+                                                     .rope = rope_,
+                                                     .cache = cache}));
     results->push_back({"QkNormRopeAppend", std::vector<float>(pool_.begin(), pool_.end())});
-    BATON_RETURN_IF_ERROR(backend_.PagedAttention(
-        {.qkv = projected_.get(), .num_tokens = count, .num_heads = kHeads, .num_kv_heads = kKvHeads, .head_dim = kDim,
-         .softmax_scale = 0.17677669f, .sequences = absl::MakeConstSpan(&view, 1), .cache = cache, .out = attended_.get()}));
+    BATON_RETURN_IF_ERROR(backend_.PagedAttention({.qkv = projected_.get(),
+                                                   .num_tokens = count,
+                                                   .num_heads = kHeads,
+                                                   .num_kv_heads = kKvHeads,
+                                                   .head_dim = kDim,
+                                                   .softmax_scale = 0.17677669f,
+                                                   .sequences = absl::MakeConstSpan(&view, 1),
+                                                   .cache = cache,
+                                                   .out = attended_.get()}));
     BATON_RETURN_IF_ERROR(Keep("PagedAttention", *attended_, count, kHeads * kDim, results));
     BATON_RETURN_IF_ERROR(backend_.ProjectAdd(*attended_, count, *o_, residual_.get()));
     BATON_RETURN_IF_ERROR(Keep("ProjectAdd", *residual_, count, kHidden, results));
@@ -98,7 +118,10 @@ class Layer {
   }
 
  private:
-  absl::StatusOr<std::unique_ptr<Matrix>> Weights(int rows, int cols, uint32_t seed, bool interleave_half) {
+  absl::StatusOr<std::unique_ptr<Matrix>> Weights(int rows,
+                                                  int cols,
+                                                  uint32_t seed,
+                                                  bool interleave_half) {
     const MatrixSource source = {.rows = rows, .cols = cols, .read_row = [=](int row, float* out) {
                                    Values values(seed * 1000003u + row);
                                    for (int k = 0; k < cols; ++k) out[k] = 0.2f * values.Next();
@@ -106,17 +129,26 @@ class Layer {
     return backend_.Pack(source, interleave_half);
   }
 
-  absl::Status Keep(const char* operation, const Activation& activation, int count, int width, std::vector<Result>* results) {
+  absl::Status Keep(const char* operation,
+                    const Activation& activation,
+                    int count,
+                    int width,
+                    std::vector<Result>* results) {
     BATON_ASSIGN_OR_RETURN(std::vector<float> values, backend_.Read(activation, count, width));
     results->push_back({operation, std::move(values)});
     return absl::OkStatus();
   }
 
   Backend& backend_;
-  const kv::KvLayout layout_ = {.num_layers = 1, .num_kv_heads = kKvHeads, .head_dim = kDim, .num_blocks = 2,
+  const kv::KvLayout layout_ = {.num_layers = 1,
+                                .num_kv_heads = kKvHeads,
+                                .head_dim = kDim,
+                                .num_blocks = 2,
                                 .format = kv::KvFormat::kFp8};
-  const std::vector<float> norm_ = Values(11).Vector(kHidden, 1.0f), head_norm_ = Values(12).Vector(kDim, 1.0f);
-  const std::vector<float> rope_ = Values(13).Vector(kPositions * kDim, 0.5f), scales_ = std::vector<float>(2 * kKvHeads, 0.0625f);
+  const std::vector<float> norm_ = Values(11).Vector(kHidden, 1.0f),
+                           head_norm_ = Values(12).Vector(kDim, 1.0f);
+  const std::vector<float> rope_ = Values(13).Vector(kPositions * kDim, 0.5f),
+                           scales_ = std::vector<float>(2 * kKvHeads, 0.0625f);
   std::vector<uint8_t> pool_;
   std::unique_ptr<Matrix> table_, qkv_, o_, gate_up_;
   std::unique_ptr<Activation> residual_, normed_, projected_, attended_, inner_;
@@ -138,9 +170,12 @@ absl::Status CompareWithRef(Backend* backend) {
   BATON_RETURN_IF_ERROR(RunLayer(backend, &got));
   for (size_t i = 0; i < expected.size(); ++i) {
     const std::vector<float>&want = expected[i].values, &have = got[i].values;
-    if (want.size() == have.size() && std::memcmp(want.data(), have.data(), want.size() * sizeof(float)) == 0) continue;
-    return absl::InternalError(absl::StrCat("self-test of backend \"", backend->description(), "\": ", expected[i].operation,
-                                            " differs from ref: this build or this CPU computes wrongly"));
+    if (want.size() == have.size() &&
+        std::memcmp(want.data(), have.data(), want.size() * sizeof(float)) == 0)
+      continue;
+    return absl::InternalError(absl::StrCat(
+        "self-test of backend \"", backend->description(), "\": ", expected[i].operation,
+        " differs from ref: this build or this CPU computes wrongly"));
   }
   return absl::OkStatus();
 }

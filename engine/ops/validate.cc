@@ -11,15 +11,20 @@ absl::Status Invalid(absl::string_view what, absl::string_view detail) {
   return absl::InvalidArgumentError(absl::StrCat(what, ": ", detail));
 }
 
-absl::Status CheckHeads(absl::string_view what, int num_tokens, int num_heads, int num_kv_heads, int head_dim) {
-  if (num_tokens < 0 || num_heads <= 0 || num_kv_heads <= 0 || num_heads % num_kv_heads != 0 || head_dim <= 0 ||
-      head_dim % 2 != 0) {
-    return Invalid(what, absl::StrCat("T=", num_tokens, " Hq=", num_heads, " Hkv=", num_kv_heads, " D=", head_dim));
+absl::Status CheckHeads(
+    absl::string_view what, int num_tokens, int num_heads, int num_kv_heads, int head_dim) {
+  if (num_tokens < 0 || num_heads <= 0 || num_kv_heads <= 0 || num_heads % num_kv_heads != 0 ||
+      head_dim <= 0 || head_dim % 2 != 0) {
+    return Invalid(what, absl::StrCat("T=", num_tokens, " Hq=", num_heads, " Hkv=", num_kv_heads,
+                                      " D=", head_dim));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckCache(absl::string_view what, const KvCacheView& cache, int num_kv_heads, int head_dim) {
+absl::Status CheckCache(absl::string_view what,
+                        const KvCacheView& cache,
+                        int num_kv_heads,
+                        int head_dim) {
   if (cache.layout == nullptr || cache.layer_base == nullptr) return Invalid(what, "no cache");
   BATON_RETURN_IF_ERROR(CheckEqual(what, "cache Hkv", cache.layout->num_kv_heads, num_kv_heads));
   BATON_RETURN_IF_ERROR(CheckEqual(what, "cache D", cache.layout->head_dim, head_dim));
@@ -32,10 +37,12 @@ absl::Status CheckCache(absl::string_view what, const KvCacheView& cache, int nu
 
 absl::Status CheckSequence(const SequenceView& sequence, int num_tokens, int num_blocks) {
   const absl::string_view what = "paged attention";
-  if (sequence.query_start < 0 || sequence.query_len < 0 || sequence.query_len > sequence.context_len ||
+  if (sequence.query_start < 0 || sequence.query_len < 0 ||
+      sequence.query_len > sequence.context_len ||
       sequence.query_start > num_tokens - sequence.query_len) {
-    return Invalid(what, absl::StrCat("query_start=", sequence.query_start, " query_len=", sequence.query_len,
-                                      " context_len=", sequence.context_len, " T=", num_tokens));
+    return Invalid(
+        what, absl::StrCat("query_start=", sequence.query_start, " query_len=", sequence.query_len,
+                           " context_len=", sequence.context_len, " T=", num_tokens));
   }
   const int need = kv::BlocksFor(sequence.context_len);
   if (static_cast<int>(sequence.block_table.size()) < need) {
@@ -49,12 +56,18 @@ absl::Status CheckSequence(const SequenceView& sequence, int num_tokens, int num
 
 }  // namespace
 
-absl::Status CheckEqual(absl::string_view what, absl::string_view name, int64_t value, int64_t expected) {
+absl::Status CheckEqual(absl::string_view what,
+                        absl::string_view name,
+                        int64_t value,
+                        int64_t expected) {
   if (value == expected) return absl::OkStatus();
   return Invalid(what, absl::StrCat(name, "=", value, " want=", expected));
 }
 
-absl::Status CheckAtMost(absl::string_view what, absl::string_view name, int64_t value, int64_t most) {
+absl::Status CheckAtMost(absl::string_view what,
+                         absl::string_view name,
+                         int64_t value,
+                         int64_t most) {
   if (value >= 0 && value <= most) return absl::OkStatus();
   return Invalid(what, absl::StrCat(name, "=", value, " max=", most));
 }
@@ -63,12 +76,14 @@ absl::Status CheckPack(const MatrixSource& source, WeightDtype dtype, bool inter
   const absl::string_view what = "pack";
   const std::string shape = absl::StrCat("rows=", source.rows, " cols=", source.cols);
   if (source.rows <= 0 || source.cols <= 0 || !source.read_row) return Invalid(what, shape);
-  if (interleave_half && source.rows % 2 != 0) return Invalid(what, absl::StrCat(shape, ": an odd number of rows has no halves"));
+  if (interleave_half && source.rows % 2 != 0)
+    return Invalid(what, absl::StrCat(shape, ": an odd number of rows has no halves"));
   if (dtype == WeightDtype::kQ4 && source.cols % kQ4Group != 0) {
     return Invalid(what, absl::StrCat(shape, ": q4 needs cols in groups of ", kQ4Group));
   }
   // int8 sums are exact in int32 up to here.
-  if (dtype == WeightDtype::kInt8 && source.cols > 65536) return Invalid(what, absl::StrCat(shape, ": int8 takes cols <= 65536"));
+  if (dtype == WeightDtype::kInt8 && source.cols > 65536)
+    return Invalid(what, absl::StrCat(shape, ": int8 takes cols <= 65536"));
   return absl::OkStatus();
 }
 
@@ -79,16 +94,21 @@ absl::Status CheckIds(absl::Span<const int32_t> ids, int rows) {
 
 absl::Status CheckQkNormRopeAppend(const QkNormRopeAppendArgs& args, int max_tokens, int width) {
   const absl::string_view what = "qk norm rope append";
-  BATON_RETURN_IF_ERROR(CheckHeads(what, args.num_tokens, args.num_heads, args.num_kv_heads, args.head_dim));
+  BATON_RETURN_IF_ERROR(
+      CheckHeads(what, args.num_tokens, args.num_heads, args.num_kv_heads, args.head_dim));
   BATON_RETURN_IF_ERROR(CheckAtMost(what, "T", args.num_tokens, max_tokens));
-  BATON_RETURN_IF_ERROR(CheckEqual(what, "width", width, (args.num_heads + 2 * args.num_kv_heads) * args.head_dim));
+  BATON_RETURN_IF_ERROR(
+      CheckEqual(what, "width", width, (args.num_heads + 2 * args.num_kv_heads) * args.head_dim));
   BATON_RETURN_IF_ERROR(CheckCache(what, args.cache, args.num_kv_heads, args.head_dim));
-  if (!args.q_weight.empty()) BATON_RETURN_IF_ERROR(CheckEqual(what, "q_weight", args.q_weight.size(), args.head_dim));
-  if (!args.k_weight.empty()) BATON_RETURN_IF_ERROR(CheckEqual(what, "k_weight", args.k_weight.size(), args.head_dim));
+  if (!args.q_weight.empty())
+    BATON_RETURN_IF_ERROR(CheckEqual(what, "q_weight", args.q_weight.size(), args.head_dim));
+  if (!args.k_weight.empty())
+    BATON_RETURN_IF_ERROR(CheckEqual(what, "k_weight", args.k_weight.size(), args.head_dim));
   BATON_RETURN_IF_ERROR(CheckEqual(what, "positions", args.positions.size(), args.num_tokens));
   BATON_RETURN_IF_ERROR(CheckEqual(what, "slots", args.slots.size(), args.num_tokens));
   const int64_t num_positions = static_cast<int64_t>(args.rope.size()) / args.head_dim;
-  for (const int32_t pos : args.positions) BATON_RETURN_IF_ERROR(CheckAtMost(what, "position", pos, num_positions - 1));
+  for (const int32_t pos : args.positions)
+    BATON_RETURN_IF_ERROR(CheckAtMost(what, "position", pos, num_positions - 1));
   const int64_t num_slots = static_cast<int64_t>(args.cache.layout->num_blocks) * kv::kBlockTokens;
   for (const int64_t slot : args.slots) {
     if (slot != -1) BATON_RETURN_IF_ERROR(CheckAtMost(what, "slot", slot, num_slots - 1));
@@ -96,11 +116,16 @@ absl::Status CheckQkNormRopeAppend(const QkNormRopeAppendArgs& args, int max_tok
   return absl::OkStatus();
 }
 
-absl::Status CheckPagedAttention(const PagedAttentionArgs& args, int max_tokens, int qkv_width, int out_width) {
+absl::Status CheckPagedAttention(const PagedAttentionArgs& args,
+                                 int max_tokens,
+                                 int qkv_width,
+                                 int out_width) {
   const absl::string_view what = "paged attention";
-  BATON_RETURN_IF_ERROR(CheckHeads(what, args.num_tokens, args.num_heads, args.num_kv_heads, args.head_dim));
+  BATON_RETURN_IF_ERROR(
+      CheckHeads(what, args.num_tokens, args.num_heads, args.num_kv_heads, args.head_dim));
   BATON_RETURN_IF_ERROR(CheckAtMost(what, "T", args.num_tokens, max_tokens));
-  BATON_RETURN_IF_ERROR(CheckEqual(what, "qkv width", qkv_width, (args.num_heads + 2 * args.num_kv_heads) * args.head_dim));
+  BATON_RETURN_IF_ERROR(CheckEqual(what, "qkv width", qkv_width,
+                                   (args.num_heads + 2 * args.num_kv_heads) * args.head_dim));
   BATON_RETURN_IF_ERROR(CheckEqual(what, "out width", out_width, args.num_heads * args.head_dim));
   BATON_RETURN_IF_ERROR(CheckCache(what, args.cache, args.num_kv_heads, args.head_dim));
   int next = 0;  // sequences lie one behind another and cover the step

@@ -65,11 +65,15 @@ void AmxLoop() {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
   } config;
   __asm__ volatile("ldtilecfg %0" : : "m"(config));
-  __asm__ volatile("tilezero %%tmm0\n tilezero %%tmm1\n tilezero %%tmm2\n tilezero %%tmm3\n"
-                   "tilezero %%tmm4\n tilezero %%tmm5\n tilezero %%tmm6\n tilezero %%tmm7" ::: "memory");
+  __asm__ volatile(
+      "tilezero %%tmm0\n tilezero %%tmm1\n tilezero %%tmm2\n tilezero %%tmm3\n"
+      "tilezero %%tmm4\n tilezero %%tmm5\n tilezero %%tmm6\n tilezero %%tmm7" ::
+          : "memory");
   for (int n = 0; n < kLoops / 16; ++n) {
-    __asm__ volatile("tdpbf16ps %%tmm6, %%tmm4, %%tmm0\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\n"
-                     "tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3" ::: "memory");
+    __asm__ volatile(
+        "tdpbf16ps %%tmm6, %%tmm4, %%tmm0\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\n"
+        "tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3" ::
+            : "memory");
   }
   __asm__ volatile("tilerelease" ::: "memory");
 }
@@ -80,10 +84,12 @@ __attribute__((target("avx2"))) uint64_t SumBytes(const uint8_t* data, size_t si
     _mm_prefetch(reinterpret_cast<const char*>(data + i + 2048), _MM_HINT_T0);
     _mm_prefetch(reinterpret_cast<const char*>(data + i + 2112), _MM_HINT_T0);
     for (int k = 0; k < 4; ++k) {
-      sums[k] = _mm256_add_epi64(sums[k], _mm256_load_si256(reinterpret_cast<const __m256i*>(data + i + 32 * k)));
+      sums[k] = _mm256_add_epi64(
+          sums[k], _mm256_load_si256(reinterpret_cast<const __m256i*>(data + i + 32 * k)));
     }
   }
-  const __m256i sum = _mm256_add_epi64(_mm256_add_epi64(sums[0], sums[1]), _mm256_add_epi64(sums[2], sums[3]));
+  const __m256i sum =
+      _mm256_add_epi64(_mm256_add_epi64(sums[0], sums[1]), _mm256_add_epi64(sums[2], sums[3]));
   uint64_t lanes[4];
   std::memcpy(lanes, &sum, sizeof(lanes));
   return lanes[0] + lanes[1] + lanes[2] + lanes[3];
@@ -112,7 +118,8 @@ double ReadBytesPerSecond(int num_threads) {
   volatile uint64_t sink = 0;
   return BestRate(static_cast<double>(buffer->size()), [&] {
     std::vector<std::thread> threads;
-    for (int i = 1; i < num_threads; ++i) threads.emplace_back([&, i] { sink = SumBytes(buffer->data() + i * kBytes, kBytes); });
+    for (int i = 1; i < num_threads; ++i)
+      threads.emplace_back([&, i] { sink = SumBytes(buffer->data() + i * kBytes, kBytes); });
     sink = SumBytes(buffer->data(), kBytes);
     for (std::thread& thread : threads) thread.join();
   });

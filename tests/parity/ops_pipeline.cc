@@ -34,7 +34,8 @@ std::vector<float> RopeTable(int num_positions, int head_dim) {
 }  // namespace
 
 float Noise(uint64_t seed, uint64_t salt, uint64_t index) {
-  uint64_t x = seed * 0x9e3779b97f4a7c15ull + salt * 0xbf58476d1ce4e5b9ull + index * 0x94d049bb133111ebull + 0x632be59bd9b4e019ull;
+  uint64_t x = seed * 0x9e3779b97f4a7c15ull + salt * 0xbf58476d1ce4e5b9ull +
+               index * 0x94d049bb133111ebull + 0x632be59bd9b4e019ull;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
   x ^= x >> 31;
@@ -42,9 +43,10 @@ float Noise(uint64_t seed, uint64_t salt, uint64_t index) {
 }
 
 std::string LayerShape::Describe() const {
-  return absl::StrCat("E=", hidden, " F=", ffn, " V=", vocab, " Hq=", num_heads, " Hkv=", num_kv_heads, " D=", head_dim,
-                      " qk_norm=", qk_norm, " bias=", bias, " weights=", ops::WeightDtypeName(weights), " kv=",
-                      kv::KvFormatName(format), " seed=", seed);
+  return absl::StrCat("E=", hidden, " F=", ffn, " V=", vocab, " Hq=", num_heads,
+                      " Hkv=", num_kv_heads, " D=", head_dim, " qk_norm=", qk_norm, " bias=", bias,
+                      " weights=", ops::WeightDtypeName(weights), " kv=", kv::KvFormatName(format),
+                      " seed=", seed);
 }
 
 std::string FirstDifference(const Record& a, const Record& b) {
@@ -54,16 +56,22 @@ std::string FirstDifference(const Record& a, const Record& b) {
     const std::vector<float>& y = b[r].second;
     if (x.size() != y.size()) return absl::StrCat(name, ": sizes ", x.size(), " and ", y.size());
     for (size_t i = 0; i < x.size(); ++i) {
-      if (std::memcmp(&x[i], &y[i], sizeof(float)) == 0 || (std::isnan(x[i]) && std::isnan(y[i]))) continue;
+      if (std::memcmp(&x[i], &y[i], sizeof(float)) == 0 || (std::isnan(x[i]) && std::isnan(y[i])))
+        continue;
       return absl::StrCat(name, "[", i, "]: ", x[i], " and ", y[i], " difference ", x[i] - y[i]);
     }
   }
   return "";
 }
 
-LayerPipeline::LayerPipeline(ops::Backend* backend, const LayerShape& shape) : backend_(backend), shape_(shape) {
+LayerPipeline::LayerPipeline(ops::Backend* backend, const LayerShape& shape)
+    : backend_(backend), shape_(shape) {
   const LayerShape& s = shape;
-  layout_ = {.num_layers = 1, .num_kv_heads = s.num_kv_heads, .head_dim = s.head_dim, .num_blocks = s.num_blocks, .format = s.format};
+  layout_ = {.num_layers = 1,
+             .num_kv_heads = s.num_kv_heads,
+             .head_dim = s.head_dim,
+             .num_blocks = s.num_blocks,
+             .format = s.format};
   absl::StatusOr<base::Buffer> pool = base::Buffer::Allocate(layout_.pool_bytes());
   BATON_CHECK(pool.ok(), "no memory for the pool");
   pool_ = *std::move(pool);
@@ -88,14 +96,18 @@ LayerPipeline::LayerPipeline(ops::Backend* backend, const LayerShape& shape) : b
   inner_ = Room(ops::ActivationKind::kLinearInput, s.ffn);
 }
 
-std::unique_ptr<ops::Matrix> LayerPipeline::Weights(int rows, int cols, uint64_t salt, bool interleave_half) {
+std::unique_ptr<ops::Matrix> LayerPipeline::Weights(int rows,
+                                                    int cols,
+                                                    uint64_t salt,
+                                                    bool interleave_half) {
   ops::MatrixSource source;
   source.rows = rows;
   source.cols = cols;
   const uint64_t seed = shape_.seed;
   const float size = 2.0f / std::sqrt(static_cast<float>(cols));
   source.read_row = [=](int row, float* out) {
-    for (int k = 0; k < cols; ++k) out[k] = size * Noise(seed, salt, static_cast<uint64_t>(row) * cols + k);
+    for (int k = 0; k < cols; ++k)
+      out[k] = size * Noise(seed, salt, static_cast<uint64_t>(row) * cols + k);
   };
   absl::StatusOr<std::unique_ptr<ops::Matrix>> matrix = backend_->Pack(source, interleave_half);
   BATON_CHECK(matrix.ok(), "pack refused");
@@ -103,12 +115,17 @@ std::unique_ptr<ops::Matrix> LayerPipeline::Weights(int rows, int cols, uint64_t
 }
 
 std::unique_ptr<ops::Activation> LayerPipeline::Room(ops::ActivationKind kind, int width) {
-  absl::StatusOr<std::unique_ptr<ops::Activation>> room = backend_->NewActivation(kind, shape_.max_tokens, width);
+  absl::StatusOr<std::unique_ptr<ops::Activation>> room =
+      backend_->NewActivation(kind, shape_.max_tokens, width);
   BATON_CHECK(room.ok(), "activation refused");
   return *std::move(room);
 }
 
-absl::Status LayerPipeline::Keep(const char* name, const ops::Activation& activation, int num_tokens, int width, Record* record) {
+absl::Status LayerPipeline::Keep(const char* name,
+                                 const ops::Activation& activation,
+                                 int num_tokens,
+                                 int width,
+                                 Record* record) {
   BATON_ASSIGN_OR_RETURN(std::vector<float> values, backend_->Read(activation, num_tokens, width));
   record->emplace_back(name, std::move(values));
   return absl::OkStatus();
@@ -121,8 +138,10 @@ absl::Status LayerPipeline::Step(const std::vector<LayerSequence>& sequences, Re
   std::vector<ops::SequenceView> views;
   for (const LayerSequence& sequence : sequences) {
     const int length = static_cast<int>(sequence.tokens.size());
-    views.push_back({.query_start = static_cast<int>(ids.size()), .query_len = length,
-                     .context_len = sequence.start + length, .block_table = sequence.block_table});
+    views.push_back({.query_start = static_cast<int>(ids.size()),
+                     .query_len = length,
+                     .context_len = sequence.start + length,
+                     .block_table = sequence.block_table});
     for (int i = 0; i < length; ++i) {
       const int pos = sequence.start + i;
       rows.push_back(static_cast<int32_t>(ids.size()));
@@ -134,23 +153,38 @@ absl::Status LayerPipeline::Step(const std::vector<LayerSequence>& sequences, Re
   }
   const int n = static_cast<int>(ids.size());
   const int qkv_width = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim;
-  const ops::KvCacheView cache = {.layout = &layout_, .layer_base = pool_.data(), .scales = scales_};
+  const ops::KvCacheView cache = {
+      .layout = &layout_, .layer_base = pool_.data(), .scales = scales_};
   BATON_RETURN_IF_ERROR(backend_->Embed(*table_, ids, residual_.get()));
   BATON_RETURN_IF_ERROR(Keep("embed", *residual_, n, s.hidden, record));
   BATON_RETURN_IF_ERROR(backend_->RmsNorm(*residual_, n, norm1_, 1e-6f, normed_.get()));
   BATON_RETURN_IF_ERROR(Keep("norm", *normed_, n, s.hidden, record));
   BATON_RETURN_IF_ERROR(backend_->QkvProject(*normed_, n, *qkv_, bias_, projected_.get()));
   BATON_RETURN_IF_ERROR(Keep("qkv", *projected_, n, qkv_width, record));
-  ops::QkNormRopeAppendArgs append = {.qkv = projected_.get(), .num_tokens = n, .num_heads = s.num_heads,
-                                      .num_kv_heads = s.num_kv_heads, .head_dim = s.head_dim, .q_weight = q_weight_,
-                                      .k_weight = k_weight_, .eps = 1e-6f, .positions = positions, .slots = slots,
-                                      .rope = rope_, .cache = cache};
+  ops::QkNormRopeAppendArgs append = {.qkv = projected_.get(),
+                                      .num_tokens = n,
+                                      .num_heads = s.num_heads,
+                                      .num_kv_heads = s.num_kv_heads,
+                                      .head_dim = s.head_dim,
+                                      .q_weight = q_weight_,
+                                      .k_weight = k_weight_,
+                                      .eps = 1e-6f,
+                                      .positions = positions,
+                                      .slots = slots,
+                                      .rope = rope_,
+                                      .cache = cache};
   BATON_RETURN_IF_ERROR(backend_->QkNormRopeAppend(append));
   BATON_RETURN_IF_ERROR(Keep("rope", *projected_, n, qkv_width, record));
-  ops::PagedAttentionArgs attention = {.qkv = projected_.get(), .num_tokens = n, .num_heads = s.num_heads,
-                                       .num_kv_heads = s.num_kv_heads, .head_dim = s.head_dim,
-                                       .softmax_scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
-                                       .sequences = views, .cache = cache, .out = attended_.get()};
+  ops::PagedAttentionArgs attention = {
+      .qkv = projected_.get(),
+      .num_tokens = n,
+      .num_heads = s.num_heads,
+      .num_kv_heads = s.num_kv_heads,
+      .head_dim = s.head_dim,
+      .softmax_scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
+      .sequences = views,
+      .cache = cache,
+      .out = attended_.get()};
   BATON_RETURN_IF_ERROR(backend_->PagedAttention(attention));
   BATON_RETURN_IF_ERROR(Keep("attention", *attended_, n, s.num_heads * s.head_dim, record));
   BATON_RETURN_IF_ERROR(backend_->ProjectAdd(*attended_, n, *o_, residual_.get()));

@@ -1,7 +1,8 @@
 #pragma once
 
-// One decoder layer with random weights, driven through the operation interface of any backend. Everything a backend
-// writes is recorded under a name, so that two backends (or two ways to cut the work) can be compared bit for bit.
+// One decoder layer with random weights, driven through the operation interface of any backend.
+// Everything a backend writes is recorded under a name, so that two backends (or two ways to cut
+// the work) can be compared bit for bit.
 
 #include <cstdint>
 #include <memory>
@@ -54,7 +55,11 @@ class LayerPipeline {
  private:
   std::unique_ptr<ops::Matrix> Weights(int rows, int cols, uint64_t salt, bool interleave_half);
   std::unique_ptr<ops::Activation> Room(ops::ActivationKind kind, int width);
-  absl::Status Keep(const char* name, const ops::Activation& activation, int num_tokens, int width, Record* record);
+  absl::Status Keep(const char* name,
+                    const ops::Activation& activation,
+                    int num_tokens,
+                    int width,
+                    Record* record);
 
   ops::Backend* backend_;
   LayerShape shape_;

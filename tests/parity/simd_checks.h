@@ -1,7 +1,7 @@
 #pragma once
 
-// Every member of a vector type against the portable one, on inputs that reach its corners. One instantiation per level, in
-// a file with that level's flags.
+// Every member of a vector type against the portable one, on inputs that reach its corners. One
+// instantiation per level, in a file with that level's flags.
 
 #include <cmath>
 #include <cstdint>
@@ -51,7 +51,8 @@ class SimdChecks {
                          : base::FloatFromBits((bits & 0xff800000u) + (Next() % 5) * 0x8000u - 1);
     }
   }
-  void Compare(const char* what, const void* got, const void* want, int bytes, bool nan_equal = true) {
+  void Compare(
+      const char* what, const void* got, const void* want, int bytes, bool nan_equal = true) {
     const auto *g = static_cast<const uint8_t*>(got), *w = static_cast<const uint8_t*>(want);
     if (std::memcmp(g, w, bytes) == 0) return;
     for (int i = 0; nan_equal && i < bytes / 4; ++i) {
@@ -95,10 +96,14 @@ class SimdChecks {
     Same("Silu", ops::Silu(a), ops::Silu(p));
     Same("Rsqrt", ops::Rsqrt(a), ops::Rsqrt(p));
     Same("RoundBf16", V::RoundBf16(a), P::RoundBf16(p));
-    Same("PairsEven", V::PairsEven(reinterpret_cast<uint8_t*>(x)), P::PairsEven(reinterpret_cast<uint8_t*>(x)));
-    Same("PairsOdd", V::PairsOdd(reinterpret_cast<uint8_t*>(x)), P::PairsOdd(reinterpret_cast<uint8_t*>(x)));
-    Same("LoadBf16", V::LoadBf16(reinterpret_cast<uint16_t*>(x)), P::LoadBf16(reinterpret_cast<uint16_t*>(x)));
-    Same("MaxMagnitude", V::MaxMagnitude(V::MaxMagnitude(V::Zero(), a), b), P::MaxMagnitude(P::MaxMagnitude(P::Zero(), p), q));
+    Same("PairsEven", V::PairsEven(reinterpret_cast<uint8_t*>(x)),
+         P::PairsEven(reinterpret_cast<uint8_t*>(x)));
+    Same("PairsOdd", V::PairsOdd(reinterpret_cast<uint8_t*>(x)),
+         P::PairsOdd(reinterpret_cast<uint8_t*>(x)));
+    Same("LoadBf16", V::LoadBf16(reinterpret_cast<uint16_t*>(x)),
+         P::LoadBf16(reinterpret_cast<uint16_t*>(x)));
+    Same("MaxMagnitude", V::MaxMagnitude(V::MaxMagnitude(V::Zero(), a), b),
+         P::MaxMagnitude(P::MaxMagnitude(P::Zero(), p), q));
     uint16_t words[16], want_words[16];
     V::StoreBf16(words, a);
     P::StoreBf16(want_words, p);
@@ -110,11 +115,15 @@ class SimdChecks {
     V::StorePairs(bytes, V::RoundBf16(a), V::RoundBf16(b));
     P::StorePairs(want_bytes, P::RoundBf16(p), P::RoundBf16(q));
     Compare("StorePairs", bytes, want_bytes, 64, false);
+    V::ZipBf16(bytes, reinterpret_cast<uint16_t*>(x), reinterpret_cast<uint16_t*>(y));
+    P::ZipBf16(want_bytes, reinterpret_cast<uint16_t*>(x), reinterpret_cast<uint16_t*>(y));
+    Compare("ZipBf16", bytes, want_bytes, 64);
     V low, high;
     P want_low, want_high;
     V::LoadNibbles(reinterpret_cast<uint8_t*>(x), &low, &high);
     P::LoadNibbles(reinterpret_cast<uint8_t*>(x), &want_low, &want_high);
-    Same("LoadNibbles", V::Fma(high, V::Broadcast(16.0f), low), P::Fma(want_high, P::Broadcast(16.0f), want_low));
+    Same("LoadNibbles", V::Fma(high, V::Broadcast(16.0f), low),
+         P::Fma(want_high, P::Broadcast(16.0f), want_low));
     int32_t ints[16];
     for (int& value : ints) value = static_cast<int32_t>(Next()) >> (Next() % 20);
     Same("FromInt32", V::FromInt32(ints), P::FromInt32(ints));
@@ -131,6 +140,10 @@ class SimdChecks {
     V::Store(got, V::LoadFp8Pairs(codes));
     P::Store(want, P::LoadFp8Pairs(codes));
     Compare("LoadFp8Pairs", got, want, 64, false);
+    uint8_t line[64], want_line[64];
+    V::ZipFp8(line, codes, codes + 16);
+    P::ZipFp8(want_line, codes, codes + 16);
+    Compare("ZipFp8", line, want_line, 64, false);
   }
 
   // Case 13.1 for the vector conversion.
@@ -144,7 +157,8 @@ class SimdChecks {
   }
 
   void Lanes(int n) {
-    Same("FirstLanes", V::Select(V::FirstLanes(n), V::Broadcast(1), V::Zero()), P::Select(P::FirstLanes(n), P::Broadcast(1), P::Zero()));
+    Same("FirstLanes", V::Select(V::FirstLanes(n), V::Broadcast(1), V::Zero()),
+         P::Select(P::FirstLanes(n), P::Broadcast(1), P::Zero()));
   }
 
   void Transposed() {
@@ -163,12 +177,17 @@ class SimdChecks {
   void Int8Dot(int round) {
     float x[16];
     uint8_t line[64], codes[16 * sizeof(typename V::Code)], want_codes[16];
-    for (int i = 0; i < 16; ++i) x[i] = round % 3 == 0 ? (Next() % 2 == 0 ? 127.0f : -127.0f) : static_cast<float>(static_cast<int>(Next() % 255) - 127);
-    for (int i = 0; i < 64; ++i) line[i] = static_cast<uint8_t>(round % 2 == 0 ? (Next() % 2 == 0 ? 127 : -127) : static_cast<int>(Next() % 255) - 127);
+    for (int i = 0; i < 16; ++i)
+      x[i] = round % 3 == 0 ? (Next() % 2 == 0 ? 127.0f : -127.0f)
+                            : static_cast<float>(static_cast<int>(Next() % 255) - 127);
+    for (int i = 0; i < 64; ++i)
+      line[i] = static_cast<uint8_t>(round % 2 == 0 ? (Next() % 2 == 0 ? 127 : -127)
+                                                    : static_cast<int>(Next() % 255) - 127);
     V::StoreCodes(codes, V::Load(x), 1.0f);
     P::StoreCodes(want_codes, P::Load(x), 1.0f);
     for (int i = 0; i < 16; ++i) {
-      const int got = V::CodeValue(codes + i * sizeof(typename V::Code)), want = P::CodeValue(want_codes + i);
+      const int got = V::CodeValue(codes + i * sizeof(typename V::Code)),
+                want = P::CodeValue(want_codes + i);
       Compare("StoreCodes", &got, &want, 4);
     }
     int8_t bytes[16];
@@ -182,7 +201,9 @@ class SimdChecks {
       V::template DotLine<2>(line, reinterpret_cast<typename V::Code*>(codes), 4, sums, &line_sums);
       P::DotLine<2>(line, reinterpret_cast<int8_t*>(want_codes), 4, want_sums, &want_line_sums);
     }
-    for (int t = 0; t < 2; ++t) Same("DotLine", V::FinishSums(sums[t], line_sums), P::FinishSums(want_sums[t], want_line_sums));
+    for (int t = 0; t < 2; ++t)
+      Same("DotLine", V::FinishSums(sums[t], line_sums),
+           P::FinishSums(want_sums[t], want_line_sums));
   }
 
   char* report_;

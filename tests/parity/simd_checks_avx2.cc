@@ -3,6 +3,8 @@
 
 namespace baton::tests {
 
-int SimdDifferencesAvx2(char* report, int size) { return SimdChecks<ops::cpu::Avx2Vec>(report, size).Run(); }
+int SimdDifferencesAvx2(char* report, int size) {
+  return SimdChecks<ops::cpu::Avx2Vec>(report, size).Run();
+}
 
 }  // namespace baton::tests

@@ -3,6 +3,8 @@
 
 namespace baton::tests {
 
-int SimdDifferencesAvx512(char* report, int size) { return SimdChecks<ops::cpu::Avx512Vec>(report, size).Run(); }
+int SimdDifferencesAvx512(char* report, int size) {
+  return SimdChecks<ops::cpu::Avx512Vec>(report, size).Run();
+}
 
 }  // namespace baton::tests

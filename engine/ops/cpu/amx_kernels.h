@@ -1,7 +1,8 @@
 #pragma once
 
-// GEMM and attention dots over AMX tiles (or their model in software): 32 tokens x 32 outputs at a time in four
-// accumulator tiles. One token, f32 weights and an f32 cache go to the vector kernels; all give the same bits.
+// GEMM and attention dots over AMX tiles (or their model in software): 32 tokens x 32 outputs at a
+// time in four accumulator tiles. One token, f32 weights and an f32 cache go to the vector kernels;
+// all give the same bits.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,11 +14,15 @@
 
 namespace baton::ops::cpu {
 
-// acc tiles 0..3 (rows of A x outputs of B, row-major) += A * B over `num_steps`; a and b point at the first step's two tiles.
-// kRowTiles: 1 when at most 16 rows are wanted.
+// acc tiles 0..3 (rows of A x outputs of B, row-major) += A * B over `num_steps`; a and b point at
+// the first step's two tiles. kRowTiles: 1 when at most 16 rows are wanted.
 template <typename Tiles, bool kInt8, int kRowTiles>
-[[gnu::always_inline]] inline void TileDots(Tiles& tiles, const uint8_t* a, size_t a_step, size_t a_row_tile,
-                                            const uint8_t* b, int num_steps) {
+[[gnu::always_inline]] inline void TileDots(Tiles& tiles,
+                                            const uint8_t* a,
+                                            size_t a_step,
+                                            size_t a_row_tile,
+                                            const uint8_t* b,
+                                            int num_steps) {
   tiles.template Zero<0>();
   tiles.template Zero<1>();
   if constexpr (kRowTiles == 2) {
@@ -32,7 +37,8 @@ template <typename Tiles, bool kInt8, int kRowTiles>
     }
   };
   for (int step = 0; step < num_steps; ++step, a += a_step, b += 2 * kTileBytes) {
-    // Two steps ahead: worth 1.5x when the machine's tile loads are slow, nothing when they are fast.
+    // Two steps ahead: worth 1.5x when the machine's tile loads are slow, nothing when they are
+    // fast.
     tiles.Prefetch(b + 4 * kTileBytes);
     tiles.Prefetch(b + 5 * kTileBytes);
     tiles.Prefetch(a + 2 * a_step);
@@ -85,9 +91,11 @@ struct AmxGemm {
       for (int t = 0; t < args.num_tokens; t += 32) {
         const bool two = args.num_tokens - t > 16;
         if (is_int8) {
-          two ? Block<true, 2>(tiles, args, data, panel, t) : Block<true, 1>(tiles, args, data, panel, t);
+          two ? Block<true, 2>(tiles, args, data, panel, t)
+              : Block<true, 1>(tiles, args, data, panel, t);
         } else {
-          two ? Block<false, 2>(tiles, args, data, panel, t) : Block<false, 1>(tiles, args, data, panel, t);
+          two ? Block<false, 2>(tiles, args, data, panel, t)
+              : Block<false, 1>(tiles, args, data, panel, t);
         }
       }
     }
@@ -100,12 +108,14 @@ struct AmxGemm {
     alignas(64) float low[32 * 32], high[32 * 32] = {};
     const bool halves = args.epilogue == Epilogue::kAdd;
     const int cut = halves ? args.w.cut_step : args.w.num_steps;
-    const uint8_t* a = args.x.codes + static_cast<size_t>(t / 32) * args.x.num_steps * 2 * kTileBytes;
+    const uint8_t* a =
+        args.x.codes + static_cast<size_t>(t / 32) * args.x.num_steps * 2 * kTileBytes;
     TileDots<Tiles, kInt8, kRowTiles>(tiles, a, 2 * kTileBytes, kTileBytes, data, cut);
     StoreTiles<Tiles, kRowTiles>(tiles, low);
     if (halves) {
       const size_t skip = static_cast<size_t>(cut) * 2 * kTileBytes;
-      TileDots<Tiles, kInt8, kRowTiles>(tiles, a + skip, 2 * kTileBytes, kTileBytes, data + skip, args.w.num_steps - cut);
+      TileDots<Tiles, kInt8, kRowTiles>(tiles, a + skip, 2 * kTileBytes, kTileBytes, data + skip,
+                                        args.w.num_steps - cut);
       StoreTiles<Tiles, kRowTiles>(tiles, high);
     }
     const int left = args.num_tokens - t;
@@ -120,10 +130,12 @@ struct AmxGemm {
   }
 
   template <bool kInt8>
-  [[gnu::always_inline]] static inline V Sum(const GemmArgs& args, const float* sums, int t, int panel, int tile) {
+  [[gnu::always_inline]] static inline V Sum(
+      const GemmArgs& args, const float* sums, int t, int panel, int tile) {
     if constexpr (kInt8) {
       const V scales = V::Load(args.w.row_scales + panel * kPanelRows + tile * kTileRows);
-      return V::Mul(V::FromInt32(reinterpret_cast<const int32_t*>(sums)), V::Mul(V::Broadcast(args.x.scales[t]), scales));
+      return V::Mul(V::FromInt32(reinterpret_cast<const int32_t*>(sums)),
+                    V::Mul(V::Broadcast(args.x.scales[t]), scales));
     } else {
       return V::Load(sums);
     }
@@ -136,13 +148,15 @@ struct AmxGemm {
     if (args.x.format == InputFormat::kTilesBf16) {
       one.x.format = InputFormat::kRowsBf16;
       for (int k = 0; k < 32 * args.x.num_steps; k += 16) {
-        V::Store(scratch.rows + k, V::LoadBf16(reinterpret_cast<const uint16_t*>(TileAddress(args.x, 0, k, 2))));
+        V::Store(scratch.rows + k,
+                 V::LoadBf16(reinterpret_cast<const uint16_t*>(TileAddress(args.x, 0, k, 2))));
       }
     } else {
       one.x.format = InputFormat::kRowsInt8;
       one.x.codes = reinterpret_cast<uint8_t*>(scratch.rows);
       for (int k = 0; k < 64 * args.x.num_steps; ++k) {
-        V::SetCode(one.x.codes + k * sizeof(typename V::Code), static_cast<int8_t>(*TileAddress(args.x, 0, k, 1)));
+        V::SetCode(one.x.codes + k * sizeof(typename V::Code),
+                   static_cast<int8_t>(*TileAddress(args.x, 0, k, 1)));
       }
     }
     Gemm<V>::Panels(one, begin, end, scratch);
@@ -170,7 +184,8 @@ struct AmxDots {
       const uint8_t* keys = s->keys + panel * static_cast<size_t>(num_steps) * 2 * kTileBytes;
       ForRowTiles(begin, end, [&]<int kRowTiles>(int row) {
         const size_t row_tile = static_cast<size_t>(num_steps) * kTileBytes;
-        TileDots<Tiles, false, kRowTiles>(tiles, s->q_tiles + row / 16 * row_tile, kTileBytes, row_tile, keys, num_steps);
+        TileDots<Tiles, false, kRowTiles>(tiles, s->q_tiles + row / 16 * row_tile, kTileBytes,
+                                          row_tile, keys, num_steps);
         float* out = s->p + row * kBlockTokens + panel * kPanelRows;
         constexpr size_t kStride = kBlockTokens * sizeof(float);
         tiles.template Store<0>(out, kStride);
@@ -195,15 +210,16 @@ struct AmxDots {
     for (int panel = 0; panel * kPanelRows < task.cache.head_dim; ++panel) {
       const uint8_t* values = s->values + panel * 4 * size_t{kTileBytes};
       ForRowTiles(begin, end, [&]<int kRowTiles>(int row) {
-        TileDots<Tiles, false, kRowTiles>(tiles, s->p_tiles + row / 16 * 2 * size_t{kTileBytes}, kTileBytes,
-                                          2 * size_t{kTileBytes}, values, 2);
+        TileDots<Tiles, false, kRowTiles>(tiles, s->p_tiles + row / 16 * 2 * size_t{kTileBytes},
+                                          kTileBytes, 2 * size_t{kTileBytes}, values, 2);
         StoreTiles<Tiles, kRowTiles>(tiles, s->sums);
         const int first = row < begin ? begin : row;
         const int last = row + 16 * kRowTiles < end ? row + 16 * kRowTiles : end;
         for (int r = first; r < last; ++r) {
           for (int tile = 0; tile < 2; ++tile) {
             float* out = s->out + r * kMaxHeadDim + panel * kPanelRows + 16 * tile;
-            V::Store(out, V::Fma(V::Load(out), V::Broadcast(s->decay[r]), V::Load(s->sums + 32 * (r - row) + 16 * tile)));
+            V::Store(out, V::Fma(V::Load(out), V::Broadcast(s->decay[r]),
+                                 V::Load(s->sums + 32 * (r - row) + 16 * tile)));
           }
         }
       });
@@ -221,10 +237,12 @@ struct AmxDots {
   }
 
   // Rows [begin, end) of f32 that hold bf16 values -> [tile of 16 rows][step][16 rows][64 bytes].
-  static void PackRows(const float* rows, int stride, int begin, int end, int num_steps, uint8_t* out) {
+  static void PackRows(
+      const float* rows, int stride, int begin, int end, int num_steps, uint8_t* out) {
     for (int r = begin; r < end; ++r) {
       for (int k = 0; k < 32 * num_steps; k += 16) {
-        uint8_t* to = out + (static_cast<size_t>(r / 16) * num_steps + k / 32) * kTileBytes + r % 16 * 64 + k % 32 * 2;
+        uint8_t* to = out + (static_cast<size_t>(r / 16) * num_steps + k / 32) * kTileBytes +
+                      r % 16 * 64 + k % 32 * 2;
         V::StoreBf16(reinterpret_cast<uint16_t*>(to), V::Load(rows + r * stride + k));
       }
     }

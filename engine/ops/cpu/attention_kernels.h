@@ -1,8 +1,9 @@
 #pragma once
 
-// Attention over the paged cache. A block of keys (and of values) of one head is turned once per task into panels like those
-// of weights (keys: outputs are tokens, k is the head dim; values: outputs are dims, k are the 64 tokens), and then the same
-// dots as in GEMM run over the rows of the task. The pool keeps the common layout; panels are scratch.
+// Attention over the paged cache. A block of keys (and of values) of one head is turned once per
+// task into panels like those of weights (keys: outputs are tokens, k is the head dim; values:
+// outputs are dims, k are the 64 tokens), and then the same dots as in GEMM run over the rows of
+// the task. The pool keeps the common layout; panels are scratch.
 
 #include <cstddef>
 #include <cstdint>
@@ -49,116 +50,127 @@ struct BlockSide {
 }
 
 // Scales of the rows of a block; 1 where the format has none or the row is not valid.
-[[gnu::always_inline]] inline void LoadScales(const Cache& cache, const BlockSide& source, int side, int head, int num_valid,
-                                              float* out) {
+[[gnu::always_inline]] inline void LoadScales(
+    const Cache& cache, const BlockSide& source, int side, int head, int num_valid, float* out) {
   for (int j = 0; j < kBlockTokens; ++j) {
     out[j] = 1.0f;
-    if (cache.format == Cache::Format::kFp8) out[j] = cache.scales[side * cache.num_kv_heads + head];
+    if (cache.format == Cache::Format::kFp8)
+      out[j] = cache.scales[side * cache.num_kv_heads + head];
     if (cache.format == Cache::Format::kFp8Dynamic && j < num_valid) out[j] = source.scales[j];
   }
 }
 
-template <typename V>
+// Panels of one block of keys or values, for one cache format.
+template <typename V, Cache::Format kFormat>
 struct PackBlock {
-  // bf16 panels of keys: [2 panels of 32 tokens][steps of 32 dims][2 tiles][16 lines]. Rows behind num_valid are zero.
-  static void Keys(const Cache& cache, const BlockSide& source, int num_valid, uint8_t* out) {
-    const int num_steps = (cache.head_dim + 31) / 32;
+  static constexpr bool kF32 = kFormat == Cache::Format::kF32;
+  static constexpr bool kWide = kFormat == Cache::Format::kBf16;
+  static constexpr int kBytes = kF32 ? 4 : kWide ? 2 : 1;  // of an element
+  static constexpr int kStep = kF32 ? 16 : 32;             // dims of a step of keys
+
+  // Keys: [2 panels of 32 tokens][steps of dims][2 tiles][16 lines]. Rows behind num_valid are
+  // zero.
+  static void Keys(const uint8_t* rows, int head_dim, int num_valid, uint8_t* out) {
+    const int num_steps = (head_dim + kStep - 1) / kStep;
     for (int tile = 0; tile < kBlockTokens / kTileRows; ++tile) {
       for (int step = 0; step < num_steps; ++step) {
-        V rows[16];
+        V lines[16];
+#pragma GCC unroll 16
         for (int i = 0; i < 16; ++i) {
           const int j = tile * 16 + i;
-          rows[i] = j < num_valid ? Pairs(cache, source.rows + j * cache.row_bytes, step * 32) : V::Zero();
+          const uint8_t* row = rows + (static_cast<size_t>(j) * head_dim + step * kStep) * kBytes;
+          lines[i] = j < num_valid ? Dwords(row, head_dim - step * kStep) : V::Zero();
         }
-        V::Transpose(rows);
+        V::Transpose(lines);
         uint8_t* to = out + ((tile / 2 * num_steps + step) * 2 + tile % 2) * size_t{kTileBytes};
-        for (int i = 0; i < 16; ++i) V::Store(reinterpret_cast<float*>(to + 64 * i), rows[i]);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) V::Store(reinterpret_cast<float*>(to + 64 * i), lines[i]);
       }
     }
   }
 
-  // bf16 panels of values: [panels of 32 dims][2 steps of 32 tokens][2 tiles][16 lines].
-  // True when a value is infinite or NaN.
-  static bool Values(const Cache& cache, const BlockSide& source, int num_valid, uint8_t* out) {
-    V largest = V::Zero();
-    for (int d = 0; d < cache.head_dim; d += 16) {
-      for (int j = 0; j < kBlockTokens; j += 2) {
-        const V even = j < num_valid ? Row(cache, source.rows + j * cache.row_bytes, d) : V::Zero();
-        const V odd = j + 1 < num_valid ? Row(cache, source.rows + (j + 1) * cache.row_bytes, d) : V::Zero();
-        largest = V::MaxMagnitude(V::MaxMagnitude(largest, even), odd);
-        V::StorePairs(out + ((d / 32 * 2 + j / 32) * 2 + d / 16 % 2) * size_t{kTileBytes} + 64 * (j % 32 / 2), even, odd);
-      }
-    }
-    return !IsFinite(largest);
-  }
-
-  // f32 panels: the same with lines of one k.
-  static void KeysF32(const Cache& cache, const BlockSide& source, int num_valid, uint8_t* out) {
-    const int num_steps = (cache.head_dim + 15) / 16;
-    for (int tile = 0; tile < kBlockTokens / kTileRows; ++tile) {
-      for (int step = 0; step < num_steps; ++step) {
-        V rows[16];
-        for (int i = 0; i < 16; ++i) {
-          const int j = tile * 16 + i;
-          rows[i] = j < num_valid ? Row(cache, source.rows + j * cache.row_bytes, step * 16) : V::Zero();
+  // Values: [panels of 32 dims][steps of 32 tokens (f32: 16)][2 tiles][16 lines]. Rows behind
+  // num_valid are zero.
+  static void Values(const uint8_t* rows, int head_dim, int num_valid, uint8_t* out) {
+    constexpr int kTokens = kF32 ? 1 : 2;  // of a line
+    const size_t row_bytes = static_cast<size_t>(head_dim) * kBytes;
+    for (int d = 0; d < head_dim; d += 16) {
+      const uint8_t* column = rows + d * kBytes;
+      const int left = head_dim - d;
+      for (int j = 0; j < kBlockTokens; j += kTokens) {
+        const int line = j / kTokens;
+        uint8_t* to = out +
+                      ((d / 32 * (4 / kTokens) + line / 16) * 2 + d / 16 % 2) * size_t{kTileBytes} +
+                      64 * (line % 16);
+        const uint8_t* row = column + j * row_bytes;
+        if (j + kTokens <= num_valid && left >= 16) {
+          StoreLine(row, row + row_bytes, to);
+          continue;
         }
-        V::Transpose(rows);
-        uint8_t* to = out + ((tile / 2 * num_steps + step) * 2 + tile % 2) * size_t{kTileBytes};
-        for (int i = 0; i < 16; ++i) V::Store(reinterpret_cast<float*>(to + 64 * i), rows[i]);
+        // The edge: what is not valid is read from zeros.
+        uint8_t padded[2][64] = {};
+        const size_t bytes = static_cast<size_t>(left < 16 ? left : 16) * kBytes;
+        if (j < num_valid) std::memcpy(padded[0], row, bytes);
+        if (j + 1 < num_valid && !kF32) std::memcpy(padded[1], row + row_bytes, bytes);
+        StoreLine(padded[0], padded[1], to);
       }
     }
   }
 
-  static bool ValuesF32(const Cache& cache, const BlockSide& source, int num_valid, uint8_t* out) {
-    V largest = V::Zero();
-    for (int d = 0; d < cache.head_dim; d += 16) {
-      for (int j = 0; j < kBlockTokens; ++j) {
-        const V row = j < num_valid ? Row(cache, source.rows + j * cache.row_bytes, d) : V::Zero();
-        largest = V::MaxMagnitude(largest, row);
-        V::Store(reinterpret_cast<float*>(out + ((d / 32 * 4 + j / 16) * 2 + d / 16 % 2) * size_t{kTileBytes} + 64 * (j % 16)),
-                 row);
+  // Is no value of the first num_valid rows infinite or NaN?
+  static bool IsFinite(const uint8_t* rows, int head_dim, int num_valid) {
+    bool finite = true;
+    for (int i = 0; i < num_valid * head_dim; ++i) {
+      const uint8_t* p = rows + static_cast<size_t>(i) * kBytes;
+      if constexpr (kBytes == 1) {
+        finite &= (*p & 0x7f) != 0x7f;
+      } else {
+        finite &= ((p[kBytes - 1] & 0x7f) != 0x7f) | ((p[kBytes - 2] & 0x80) == 0);
       }
     }
-    return !IsFinite(largest);
+    return finite;
   }
 
  private:
-  // 16 values of a row from dim d; zeros behind the head.
-  [[gnu::always_inline]] static inline V Row(const Cache& cache, const uint8_t* row, int d) {
-    const int left = cache.head_dim - d;
-    if (cache.format == Cache::Format::kF32) return LoadPartial<V>(reinterpret_cast<const float*>(row) + d, left);
-    const int bytes = cache.format == Cache::Format::kBf16 ? 2 : 1;
-    uint8_t padded[32] = {};
-    const uint8_t* from = row + d * bytes;
-    if (left < 16) {
-      std::memcpy(padded, from, static_cast<size_t>(left) * bytes);
-      from = padded;
+  // One step of a row as 16 dwords: f32 values, or pairs of bf16. Zeros behind the head.
+  [[gnu::always_inline]] static inline V Dwords(const uint8_t* row, int left) {
+    uint8_t padded[64];
+    if (left < kStep) {
+      std::memset(padded, 0, sizeof(padded));
+      std::memcpy(padded, row, static_cast<size_t>(left) * kBytes);
+      row = padded;
     }
-    return bytes == 2 ? V::LoadBf16(reinterpret_cast<const uint16_t*>(from)) : V::LoadFp8(from);
+    if constexpr (kBytes == 1) return V::LoadFp8Pairs(row);
+    return V::Load(reinterpret_cast<const float*>(row));
   }
 
-  // 32 values of a row from dim d, as 16 pairs of bf16.
-  [[gnu::always_inline]] static inline V Pairs(const Cache& cache, const uint8_t* row, int d) {
-    const int left = cache.head_dim - d;
-    const int bytes = cache.format == Cache::Format::kBf16 ? 2 : 1;
-    uint8_t padded[64] = {};
-    const uint8_t* from = row + d * bytes;
-    if (left < 32) {
-      std::memcpy(padded, from, static_cast<size_t>(left) * bytes);
-      from = padded;
+  // 16 dims of one row (f32) or of two rows, in pairs.
+  [[gnu::always_inline]] static inline void StoreLine(const uint8_t* even,
+                                                      const uint8_t* odd,
+                                                      uint8_t* to) {
+    if constexpr (kF32) {
+      V::Store(reinterpret_cast<float*>(to), V::Load(reinterpret_cast<const float*>(even)));
+    } else if constexpr (kWide) {
+      V::ZipBf16(to, reinterpret_cast<const uint16_t*>(even),
+                 reinterpret_cast<const uint16_t*>(odd));
+    } else {
+      V::ZipFp8(to, even, odd);
     }
-    return bytes == 2 ? V::Load(reinterpret_cast<const float*>(from)) : V::LoadFp8Pairs(from);
-  }
-
-  [[gnu::always_inline]] static inline bool IsFinite(V magnitudes) {
-    float lanes[16];
-    V::Store(lanes, magnitudes);
-    for (int i = 0; i < 16; ++i) {
-      if (base::FloatBits(lanes[i]) >= 0x7f800000u) return false;
-    }
-    return true;
   }
 };
+
+// Calls f.template operator()<format>().
+template <typename F>
+[[gnu::always_inline]] inline auto WithFormat(Cache::Format format, F f) {
+  switch (format) {
+    case Cache::Format::kF32:
+      return f.template operator()<Cache::Format::kF32>();
+    case Cache::Format::kBf16:
+      return f.template operator()<Cache::Format::kBf16>();
+    default:  // the two formats of fp8 differ in their scales only
+      return f.template operator()<Cache::Format::kFp8>();
+  }
+}
 
 // The dots of rows with a panel in vector registers. The AMX level has its own.
 template <typename V>
@@ -185,9 +197,11 @@ struct VectorDots {
       const uint8_t* keys = s->keys + panel * static_cast<size_t>(num_steps) * 2 * kTileBytes;
       ForGroups<V::kGemmTokens>(begin, end, [&]<int kRows>(int row) {
         V sums[2][kRows];
-        PanelSums<V, kF32, kRows>(s->q + row * kMaxHeadDim, kMaxHeadDim, keys, kF32 ? head_dim : num_steps, sums);
+        PanelSums<V, kF32, kRows>(s->q + row * kMaxHeadDim, kMaxHeadDim, keys,
+                                  kF32 ? head_dim : num_steps, sums);
         for (int i = 0; i < 2 * kRows; ++i) {
-          V::Store(s->p + (row + i % kRows) * kBlockTokens + panel * kPanelRows + i / kRows * 16, sums[i / kRows][i % kRows]);
+          V::Store(s->p + (row + i % kRows) * kBlockTokens + panel * kPanelRows + i / kRows * 16,
+                   sums[i / kRows][i % kRows]);
         }
       });
     }
@@ -200,11 +214,13 @@ struct VectorDots {
       const uint8_t* values = s->values + panel * kBytes;
       ForGroups<V::kGemmTokens>(begin, end, [&]<int kRows>(int row) {
         V sums[2][kRows];
-        PanelSums<V, kF32, kRows>(s->p + row * kBlockTokens, kBlockTokens, values, kF32 ? kBlockTokens : 2, sums);
+        PanelSums<V, kF32, kRows>(s->p + row * kBlockTokens, kBlockTokens, values,
+                                  kF32 ? kBlockTokens : 2, sums);
         for (int i = 0; i < 2 * kRows; ++i) {
           const int r = row + i % kRows;
           float* out = s->out + r * kMaxHeadDim + panel * kPanelRows + i / kRows * 16;
-          V::Store(out, V::Fma(V::Load(out), V::Broadcast(s->decay[r]), sums[i / kRows][i % kRows]));
+          V::Store(out,
+                   V::Fma(V::Load(out), V::Broadcast(s->decay[r]), sums[i / kRows][i % kRows]));
         }
       });
     }
@@ -239,7 +255,9 @@ struct Attention {
     for (int row = task.row_begin; row < task.row_end; ++row) {
       const int r = row - task.row_begin;
       const int head = task.kv_head * task.group + row % task.group;
-      const float* q = task.qkv + static_cast<size_t>(task.query_start + row / task.group) * task.stride + head * n;
+      const float* q = task.qkv +
+                       static_cast<size_t>(task.query_start + row / task.group) * task.stride +
+                       head * n;
       for (int d = 0; d < (n + 31) / 32 * 32; d += 16) {
         V value = d < n ? LoadPartial<V>(q + d, n - d) : V::Zero();
         if (task.cache.format != Cache::Format::kF32) value = V::RoundBf16(value);
@@ -259,28 +277,44 @@ struct Attention {
     const BlockSide values = SideOf(task.cache, block, 1, task.kv_head);
     LoadScales(task.cache, keys, 0, task.kv_head, num_valid, s->key_scales);
     LoadScales(task.cache, values, 1, task.kv_head, num_valid, s->value_scales);
-    const bool f32 = task.cache.format == Cache::Format::kF32;
-    f32 ? PackBlock<V>::KeysF32(task.cache, keys, num_valid, s->keys) : PackBlock<V>::Keys(task.cache, keys, num_valid, s->keys);
+    WithFormat(task.cache.format, [&]<Cache::Format kFormat>() {
+      PackBlock<V, kFormat>::Keys(keys.rows, task.cache.head_dim, num_valid, s->keys);
+    });
     RowDots::Scores(task, s, begin, end);
-    for (int r = begin; r < end; ++r) {
-      const int left = Visible(task, task.row_begin + r) - start;
-      Softmax(task, s, r, left < kBlockTokens ? left : kBlockTokens);
-    }
-    if (!PackValues(task.cache, values, num_valid, s)) {
-      RowDots::Add(task, s, begin, end);
+    for (int r = begin; r < end; ++r) Softmax(task, s, r, Valid(task, r, start, num_valid));
+    if (Valid(task, begin, start, num_valid) == num_valid ||
+        ValuesAreFinite(task, values, num_valid)) {
+      AddValues(task, values, num_valid, s, begin, end);
       return;
     }
-    // An infinite or NaN value must not reach rows that do not see it, and zero times it would be NaN.
-    for (int r = begin; r < end; ++r) {
-      const int left = Visible(task, task.row_begin + r) - start;
-      PackValues(task.cache, values, left < num_valid ? left : num_valid, s);
-      RowDots::Add(task, s, r, r + 1);
-    }
+    // An infinite or NaN value must not reach rows that do not see it, and zero times it would be
+    // NaN.
+    for (int r = begin; r < end; ++r)
+      AddValues(task, values, Valid(task, r, start, num_valid), s, r, r + 1);
   }
 
-  static bool PackValues(const Cache& cache, const BlockSide& values, int num_valid, AttentionScratch* s) {
-    if (cache.format == Cache::Format::kF32) return PackBlock<V>::ValuesF32(cache, values, num_valid, s->values);
-    return PackBlock<V>::Values(cache, values, num_valid, s->values);
+  // Tokens of the block at `start` that row r of the task sees.
+  static int Valid(const AttentionTask& task, int r, int start, int num_valid) {
+    const int left = Visible(task, task.row_begin + r) - start;
+    return left < num_valid ? left : num_valid;
+  }
+
+  static bool ValuesAreFinite(const AttentionTask& task, const BlockSide& values, int num_valid) {
+    return WithFormat(task.cache.format, [&]<Cache::Format kFormat>() {
+      return PackBlock<V, kFormat>::IsFinite(values.rows, task.cache.head_dim, num_valid);
+    });
+  }
+
+  static void AddValues(const AttentionTask& task,
+                        const BlockSide& values,
+                        int num_valid,
+                        AttentionScratch* s,
+                        int begin,
+                        int end) {
+    WithFormat(task.cache.format, [&]<Cache::Format kFormat>() {
+      PackBlock<V, kFormat>::Values(values.rows, task.cache.head_dim, num_valid, s->values);
+    });
+    RowDots::Add(task, s, begin, end);
   }
 
   // Dots of row r -> probabilities; updates maximum, sum and decay.
@@ -299,7 +333,8 @@ struct Attention {
       probabilities[i] = Exp(V::Sub(scores[i], V::Broadcast(maximum)));
       probabilities[i] = V::Select(V::FirstLanes(num_valid - 16 * i), probabilities[i], V::Zero());
     }
-    const V lanes = V::Add(V::Add(V::Add(probabilities[0], probabilities[1]), probabilities[2]), probabilities[3]);
+    const V lanes = V::Add(V::Add(V::Add(probabilities[0], probabilities[1]), probabilities[2]),
+                           probabilities[3]);
     s->decay[r] = Exp(F32x1{s->maximum[r] - maximum}).v;
     s->sum[r] = F32x1::Fma({s->sum[r]}, {s->decay[r]}, {SumLanes(lanes)}).v;
     s->maximum[r] = maximum;
@@ -322,8 +357,10 @@ struct Attention {
       const V sum = V::Broadcast(s->sum[r]);
       for (int d = 0; d < n; d += 16) {
         V value = V::Div(V::Load(s->out + r * kMaxHeadDim + d), sum);
-        if (task.cache.format == Cache::Format::kFp8) value = V::Mul(value, V::Broadcast(s->value_scales[0]));
-        StoreInput(task.out, task.query_start + row / task.group, head * n + d, value, n - d < 16 ? n - d : 16);
+        if (task.cache.format == Cache::Format::kFp8)
+          value = V::Mul(value, V::Broadcast(s->value_scales[0]));
+        StoreInput(task.out, task.query_start + row / task.group, head * n + d, value,
+                   n - d < 16 ? n - d : 16);
       }
     }
   }

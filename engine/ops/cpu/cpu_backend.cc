@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/buffer.h"
 #include "engine/base/status_macros.h"
+#include "engine/ops/cpu/attention_tasks.h"
 #include "engine/ops/cpu/cpu_tensors.h"
 #include "engine/ops/cpu/isa.h"
 #include "engine/ops/cpu/thread_pool.h"
@@ -18,29 +19,14 @@ namespace baton::ops::cpu {
 namespace {
 
 constexpr int kMaxThreads = 256;
-// Below this many multiply-adds (some 20 us of one core) waking a worker costs more than it gains.
-constexpr int64_t kParallelWork = 1 << 18;
-
 CpuActivation& Mutable(Activation* activation) { return static_cast<CpuActivation&>(*activation); }
-const CpuActivation& Const(const Activation& activation) { return static_cast<const CpuActivation&>(activation); }
+const CpuActivation& Const(const Activation& activation) {
+  return static_cast<const CpuActivation&>(activation);
+}
 const CpuMatrix& Packed(const Matrix& matrix) { return static_cast<const CpuMatrix&>(matrix); }
 
 bool IsInt8(const Input& input) {
   return input.format == InputFormat::kRowsInt8 || input.format == InputFormat::kTilesInt8;
-}
-
-Cache CacheOf(const KvCacheView& view) {
-  const kv::KvLayout& layout = *view.layout;
-  return {.format = static_cast<Cache::Format>(layout.format),
-          .base = view.layer_base,
-          .block_bytes = layout.block_bytes(),
-          .side_bytes = layout.payload_bytes() / 2,
-          .head_bytes = layout.head_bytes(),
-          .row_bytes = layout.row_bytes(),
-          .payload_bytes = layout.payload_bytes(),
-          .num_kv_heads = layout.num_kv_heads,
-          .head_dim = layout.head_dim,
-          .scales = view.scales.data()};
 }
 
 // What one thread computes in.
@@ -66,30 +52,39 @@ class CpuBackend : public Backend {
   }
   WeightDtype weight_dtype() const override { return dtype_; }
 
-  absl::StatusOr<std::unique_ptr<Matrix>> Pack(const MatrixSource& source, bool interleave_half) override {
+  absl::StatusOr<std::unique_ptr<Matrix>> Pack(const MatrixSource& source,
+                                               bool interleave_half) override {
     BATON_RETURN_IF_ERROR(CheckPack(source, dtype_, interleave_half));
     const ScopedFlushDenormals flush;
     BATON_RETURN_IF_ERROR(ReserveScratch(source.cols));
     return CpuMatrix::Pack(source, dtype_, interleave_half, &pool_);
   }
 
-  absl::StatusOr<std::unique_ptr<Activation>> NewActivation(ActivationKind kind, int max_tokens, int width) override {
+  absl::StatusOr<std::unique_ptr<Activation>> NewActivation(ActivationKind kind,
+                                                            int max_tokens,
+                                                            int width) override {
     BATON_RETURN_IF_ERROR(CheckAtMost("activation", "max_tokens", max_tokens, int64_t{1} << 24));
     BATON_RETURN_IF_ERROR(CheckAtMost("activation", "width", width, int64_t{1} << 24));
     return CpuActivation::Create(kind, dtype_, kernels_, max_tokens, width);
   }
 
-  absl::Status Embed(const Matrix& table, absl::Span<const int32_t> ids, Activation* residual) override {
+  absl::Status Embed(const Matrix& table,
+                     absl::Span<const int32_t> ids,
+                     Activation* residual) override {
     const CpuActivation& out = Mutable(residual);
     BATON_RETURN_IF_ERROR(CheckAtMost("embed", "T", ids.size(), out.max_tokens()));
     BATON_RETURN_IF_ERROR(CheckEqual("embed", "E", table.cols(), out.width()));
     BATON_RETURN_IF_ERROR(CheckIds(ids, table.rows()));
     const ScopedFlushDenormals flush;
-    for (size_t t = 0; t < ids.size(); ++t) Packed(table).ReadRow(ids[t], out.rows() + t * out.stride());
+    for (size_t t = 0; t < ids.size(); ++t)
+      Packed(table).ReadRow(ids[t], out.rows() + t * out.stride());
     return absl::OkStatus();
   }
 
-  absl::Status RmsNorm(const Activation& residual, int num_tokens, absl::Span<const float> weight, float eps,
+  absl::Status RmsNorm(const Activation& residual,
+                       int num_tokens,
+                       absl::Span<const float> weight,
+                       float eps,
                        Activation* out) override {
     const CpuActivation& x = Const(residual);
     const CpuActivation& y = Mutable(out);
@@ -101,14 +96,18 @@ class CpuBackend : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status QkvProject(const Activation& x, int num_tokens, const Matrix& weight, absl::Span<const float> bias,
+  absl::Status QkvProject(const Activation& x,
+                          int num_tokens,
+                          const Matrix& weight,
+                          absl::Span<const float> bias,
                           Activation* qkv) override {
     const CpuActivation& out = Mutable(qkv);
     BATON_RETURN_IF_ERROR(CheckTokens("qkv project", num_tokens, Const(x), out));
     BATON_RETURN_IF_ERROR(CheckEqual("qkv project", "K", weight.cols(), Const(x).width()));
     BATON_RETURN_IF_ERROR(CheckEqual("qkv project", "rows", weight.rows(), out.width()));
     BATON_RETURN_IF_ERROR(CheckPacking("qkv project", weight, false));
-    if (!bias.empty()) BATON_RETURN_IF_ERROR(CheckEqual("qkv project", "bias", bias.size(), weight.rows()));
+    if (!bias.empty())
+      BATON_RETURN_IF_ERROR(CheckEqual("qkv project", "bias", bias.size(), weight.rows()));
     GemmArgs args = Args(Const(x), num_tokens, Packed(weight), Epilogue::kStore);
     args.bias = bias.empty() ? nullptr : bias.data();
     args.out = out.rows();
@@ -145,12 +144,20 @@ class CpuBackend : public Backend {
     BATON_RETURN_IF_ERROR(CheckPagedAttention(args, out.max_tokens(), qkv.width(), out.width()));
     BATON_RETURN_IF_ERROR(CheckAtMost("paged attention", "D", args.head_dim, kMaxHeadDim));
     const ScopedFlushDenormals flush;
-    RunAttention(args, qkv, out);
+    RunAttention(
+        args,
+        {.qkv = qkv.rows(), .stride = qkv.stride(), .out = out.input()},
+        kernels_,
+        &pool_,
+        [this](int thread) { return ScratchOf(thread); });
     Quantize(out.input(), args.num_tokens);
     return absl::OkStatus();
   }
 
-  absl::Status ProjectAdd(const Activation& x, int num_tokens, const Matrix& weight, Activation* residual) override {
+  absl::Status ProjectAdd(const Activation& x,
+                          int num_tokens,
+                          const Matrix& weight,
+                          Activation* residual) override {
     const CpuActivation& out = Mutable(residual);
     BATON_RETURN_IF_ERROR(CheckTokens("project add", num_tokens, Const(x), out));
     BATON_RETURN_IF_ERROR(CheckEqual("project add", "K", weight.cols(), Const(x).width()));
@@ -164,7 +171,10 @@ class CpuBackend : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status GateUpSilu(const Activation& x, int num_tokens, const Matrix& weight, Activation* out) override {
+  absl::Status GateUpSilu(const Activation& x,
+                          int num_tokens,
+                          const Matrix& weight,
+                          Activation* out) override {
     const CpuActivation& y = Mutable(out);
     BATON_RETURN_IF_ERROR(CheckTokens("gate up", num_tokens, Const(x), y));
     BATON_RETURN_IF_ERROR(CheckEqual("gate up", "K", weight.cols(), Const(x).width()));
@@ -178,13 +188,18 @@ class CpuBackend : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status Logits(const Activation& residual, absl::Span<const int32_t> rows, absl::Span<const float> weight,
-                      float eps, const Matrix& head, float* logits) override {
+  absl::Status Logits(const Activation& residual,
+                      absl::Span<const int32_t> rows,
+                      absl::Span<const float> weight,
+                      float eps,
+                      const Matrix& head,
+                      float* logits) override {
     const CpuActivation& x = Const(residual);
     BATON_RETURN_IF_ERROR(CheckEqual("logits", "weight", weight.size(), x.width()));
     BATON_RETURN_IF_ERROR(CheckEqual("logits", "head E", head.cols(), x.width()));
     BATON_RETURN_IF_ERROR(CheckPacking("logits", head, false));
-    for (const int32_t row : rows) BATON_RETURN_IF_ERROR(CheckAtMost("logits", "row", row, x.max_tokens() - 1));
+    for (const int32_t row : rows)
+      BATON_RETURN_IF_ERROR(CheckAtMost("logits", "row", row, x.max_tokens() - 1));
     const int num_rows = static_cast<int>(rows.size());
     BATON_RETURN_IF_ERROR(ReserveLogitRows(num_rows, x.width()));
     const ScopedFlushDenormals flush;
@@ -198,17 +213,23 @@ class CpuBackend : public Backend {
 
   absl::Status Synchronize() override { return absl::OkStatus(); }
 
-  absl::StatusOr<std::vector<float>> Read(const Activation& activation, int num_tokens, int width) override {
+  absl::StatusOr<std::vector<float>> Read(const Activation& activation,
+                                          int num_tokens,
+                                          int width) override {
     const CpuActivation& x = Const(activation);
     BATON_RETURN_IF_ERROR(CheckAtMost("read", "T", num_tokens, x.max_tokens()));
     BATON_RETURN_IF_ERROR(CheckEqual("read", "width", width, x.width()));
     std::vector<float> out(static_cast<size_t>(num_tokens) * width);
-    for (int t = 0; t < num_tokens; ++t) x.ReadRow(t, kernels_, out.data() + static_cast<size_t>(t) * width);
+    for (int t = 0; t < num_tokens; ++t)
+      x.ReadRow(t, kernels_, out.data() + static_cast<size_t>(t) * width);
     return out;
   }
 
  private:
-  static absl::Status CheckTokens(absl::string_view what, int num_tokens, const CpuActivation& in, const CpuActivation& out) {
+  static absl::Status CheckTokens(absl::string_view what,
+                                  int num_tokens,
+                                  const CpuActivation& in,
+                                  const CpuActivation& out) {
     BATON_RETURN_IF_ERROR(CheckAtMost(what, "T", num_tokens, in.max_tokens()));
     return CheckAtMost(what, "T", num_tokens, out.max_tokens());
   }
@@ -217,14 +238,25 @@ class CpuBackend : public Backend {
     return CheckEqual(what, "interleave_half", Packed(matrix).interleaved(), interleaved);
   }
 
-  static GemmArgs Args(const CpuActivation& x, int num_tokens, const CpuMatrix& w, Epilogue epilogue) {
-    return {.x = x.input(), .num_tokens = num_tokens, .w = w.weights(), .epilogue = epilogue, .num_rows = w.rows(),
-            .bias = nullptr, .out = nullptr, .out_stride = 0, .input_out = {}};
+  static GemmArgs Args(const CpuActivation& x,
+                       int num_tokens,
+                       const CpuMatrix& w,
+                       Epilogue epilogue) {
+    return {.x = x.input(),
+            .num_tokens = num_tokens,
+            .w = w.weights(),
+            .epilogue = epilogue,
+            .num_rows = w.rows(),
+            .bias = nullptr,
+            .out = nullptr,
+            .out_stride = 0,
+            .input_out = {}};
   }
 
   Scratch ScratchOf(int thread) {
     ThreadScratch& scratch = scratch_[thread];
-    return {.panel = scratch.panel.data(), .rows = reinterpret_cast<float*>(scratch.rows.data()),
+    return {.panel = scratch.panel.data(),
+            .rows = reinterpret_cast<float*>(scratch.rows.data()),
             .attention = scratch.attention.data()};
   }
 
@@ -244,10 +276,12 @@ class CpuBackend : public Backend {
 
   // Grows when more rows than ever before are asked for.
   absl::Status ReserveLogitRows(int num_rows, int width) {
-    if (logit_input_ != nullptr && logit_input_->max_tokens() >= num_rows && logit_input_->width() == width) {
+    if (logit_input_ != nullptr && logit_input_->max_tokens() >= num_rows &&
+        logit_input_->width() == width) {
       return absl::OkStatus();
     }
-    BATON_ASSIGN_OR_RETURN(logit_input_, CpuActivation::Create(ActivationKind::kLinearInput, dtype_, kernels_, num_rows, width));
+    BATON_ASSIGN_OR_RETURN(logit_input_, CpuActivation::Create(ActivationKind::kLinearInput, dtype_,
+                                                               kernels_, num_rows, width));
     return absl::OkStatus();
   }
 
@@ -261,49 +295,32 @@ class CpuBackend : public Backend {
     if (args.num_tokens == 0) return;
     const int64_t work = int64_t{args.num_tokens} * args.w.cols * num_panels * kPanelRows;
     const int grain = work < kParallelWork ? num_panels : Grain(num_panels, 8);
-    pool_.ParallelFor(num_panels, grain,
-                      [&](int begin, int end, int thread) { kernels_.gemm(args, begin, end, ScratchOf(thread)); });
+    pool_.ParallelFor(num_panels, grain, [&](int begin, int end, int thread) {
+      kernels_.gemm(args, begin, end, ScratchOf(thread));
+    });
   }
 
-  void Norm(const CpuActivation& x, const int32_t* row_ids, int num_rows, absl::Span<const float> weight, float eps,
+  void Norm(const CpuActivation& x,
+            const int32_t* row_ids,
+            int num_rows,
+            absl::Span<const float> weight,
+            float eps,
             const Input& out) {
-    const NormArgs args = {.x = x.rows(), .x_stride = x.stride(), .row_ids = row_ids, .weight = weight.data(),
-                           .width = x.width(), .eps = eps, .out = out};
-    pool_.ParallelFor(num_rows, TokenGrain(num_rows), [&](int begin, int end, int) { kernels_.rms_norm(args, begin, end); });
+    const NormArgs args = {.x = x.rows(),
+                           .x_stride = x.stride(),
+                           .row_ids = row_ids,
+                           .weight = weight.data(),
+                           .width = x.width(),
+                           .eps = eps,
+                           .out = out};
+    pool_.ParallelFor(num_rows, TokenGrain(num_rows),
+                      [&](int begin, int end, int) { kernels_.rms_norm(args, begin, end); });
   }
 
   void Quantize(const Input& input, int num_tokens) {
     if (!IsInt8(input)) return;
-    pool_.ParallelFor(num_tokens, TokenGrain(num_tokens), [&](int begin, int end, int) { kernels_.quantize(input, begin, end); });
-  }
-
-  // Tasks are (sequence, piece of its rows, kv head); any split gives the same bits.
-  void RunAttention(const PagedAttentionArgs& args, const CpuActivation& qkv, const CpuActivation& out) {
-    const int group = args.num_heads / args.num_kv_heads;
-    AttentionTask task = {.qkv = qkv.rows(), .stride = qkv.stride(), .group = group, .num_heads = args.num_heads,
-                          .kv_head = 0, .softmax_scale = args.softmax_scale, .query_start = 0, .query_len = 0,
-                          .context_len = 0, .block_table = nullptr, .row_begin = 0, .row_end = 0,
-                          .cache = CacheOf(args.cache), .out = out.input()};
-    for (const SequenceView& sequence : args.sequences) {
-      task.query_start = sequence.query_start;
-      task.query_len = sequence.query_len;
-      task.context_len = sequence.context_len;
-      task.block_table = sequence.block_table.data();
-      const int num_rows = sequence.query_len * group;
-      const int num_pieces = (num_rows + kAttentionRows - 1) / kAttentionRows;
-      const int64_t work = int64_t{num_rows} * args.num_kv_heads * sequence.context_len * args.head_dim;
-      const int num_tasks = num_pieces * args.num_kv_heads;
-      pool_.ParallelFor(num_tasks, work < kParallelWork ? std::max(1, num_tasks) : 1, [&](int begin, int end, int thread) {
-        for (int i = begin; i < end; ++i) {
-          AttentionTask mine = task;
-          const int piece = num_pieces - 1 - i / args.num_kv_heads;  // the longest first
-          mine.kv_head = i % args.num_kv_heads;
-          mine.row_begin = piece * kAttentionRows;
-          mine.row_end = std::min(num_rows, mine.row_begin + kAttentionRows);
-          kernels_.attention(mine, ScratchOf(thread));
-        }
-      });
-    }
+    pool_.ParallelFor(num_tokens, TokenGrain(num_tokens),
+                      [&](int begin, int end, int) { kernels_.quantize(input, begin, end); });
   }
 
   const WeightDtype dtype_;
@@ -315,10 +332,13 @@ class CpuBackend : public Backend {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(WeightDtype dtype, const BackendOptions& options) {
-  BATON_RETURN_IF_ERROR(CheckAtMost("cpu backend", "num_threads", options.num_threads, kMaxThreads));
+absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(WeightDtype dtype,
+                                                          const BackendOptions& options) {
+  BATON_RETURN_IF_ERROR(
+      CheckAtMost("cpu backend", "num_threads", options.num_threads, kMaxThreads));
   BATON_ASSIGN_OR_RETURN(const Kernels* kernels, ChooseKernels(options.isa));
-  const int num_threads = options.num_threads > 0 ? options.num_threads : std::min(kMaxThreads, NumUsableCpus());
+  const int num_threads =
+      options.num_threads > 0 ? options.num_threads : std::min(kMaxThreads, NumUsableCpus());
   auto backend = std::make_unique<CpuBackend>(dtype, kernels, num_threads, options.pin_threads);
   BATON_RETURN_IF_ERROR(backend->Init());
   return std::unique_ptr<Backend>(std::move(backend));

@@ -20,19 +20,23 @@ int StepOf(WeightDtype dtype) {
 }
 
 InputFormat FormatOf(ActivationKind kind, WeightDtype dtype, bool tiles) {
-  if (kind != ActivationKind::kLinearInput || dtype == WeightDtype::kF32) return InputFormat::kRowsF32;
+  if (kind != ActivationKind::kLinearInput || dtype == WeightDtype::kF32)
+    return InputFormat::kRowsF32;
   if (dtype == WeightDtype::kInt8) return tiles ? InputFormat::kTilesInt8 : InputFormat::kRowsInt8;
   return tiles ? InputFormat::kTilesBf16 : InputFormat::kRowsBf16;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CpuMatrix>> CpuMatrix::Pack(const MatrixSource& source, WeightDtype dtype,
-                                                           bool interleave_half, ThreadPool* pool) {
+absl::StatusOr<std::unique_ptr<CpuMatrix>> CpuMatrix::Pack(const MatrixSource& source,
+                                                           WeightDtype dtype,
+                                                           bool interleave_half,
+                                                           ThreadPool* pool) {
   auto matrix = std::unique_ptr<CpuMatrix>(new CpuMatrix());
   matrix->rows_ = source.rows;
   matrix->interleaved_ = interleave_half;
-  matrix->num_panels_ = interleave_half ? RoundUp(source.rows / 2, kTileRows) / kTileRows : RoundUp(source.rows, kPanelRows) / kPanelRows;
+  matrix->num_panels_ = interleave_half ? RoundUp(source.rows / 2, kTileRows) / kTileRows
+                                        : RoundUp(source.rows, kPanelRows) / kPanelRows;
   if (dtype == WeightDtype::kQ4) matrix->tile_bytes_ = kQ4TileBytes;
   Weights& w = matrix->weights_;
   const int step = StepOf(dtype);
@@ -41,7 +45,8 @@ absl::StatusOr<std::unique_ptr<CpuMatrix>> CpuMatrix::Pack(const MatrixSource& s
   w.num_steps = RoundUp(source.cols, step) / step;
   w.cut_step = RoundUp(SplitK(source.cols, dtype), step) / step;
   w.panel_bytes = static_cast<size_t>(w.num_steps) * 2 * matrix->tile_bytes_;
-  BATON_ASSIGN_OR_RETURN(matrix->data_, base::Buffer::Allocate(w.panel_bytes * matrix->num_panels_));
+  BATON_ASSIGN_OR_RETURN(matrix->data_,
+                         base::Buffer::Allocate(w.panel_bytes * matrix->num_panels_));
   w.data = matrix->data_.data();
   if (dtype == WeightDtype::kInt8) {
     matrix->row_scales_.resize(static_cast<size_t>(matrix->num_panels_) * kPanelRows);
@@ -70,7 +75,8 @@ int CpuMatrix::RowAt(int panel, int tile, int lane) const {
 }
 
 uint8_t* CpuMatrix::TileOf(const Place& place, int step) const {
-  const size_t offset = place.panel * weights_.panel_bytes + (static_cast<size_t>(step) * 2 + place.tile) * tile_bytes_;
+  const size_t offset = place.panel * weights_.panel_bytes +
+                        (static_cast<size_t>(step) * 2 + place.tile) * tile_bytes_;
   return const_cast<uint8_t*>(data_.data()) + offset;
 }
 
@@ -83,7 +89,10 @@ void CpuMatrix::PackPanel(const MatrixSource& source, int panel) {
   }
 }
 
-void CpuMatrix::PackRow(const MatrixSource& source, int row, const Place& place, std::vector<float>* values) {
+void CpuMatrix::PackRow(const MatrixSource& source,
+                        int row,
+                        const Place& place,
+                        std::vector<float>* values) {
   if (weights_.dtype == Dtype::kQ4) {
     PackRowQ4(source, row, place, values);
     return;
@@ -97,23 +106,29 @@ void CpuMatrix::PackRow(const MatrixSource& source, int row, const Place& place,
   } else if (weights_.dtype == Dtype::kBf16) {
     for (int k = 0; k < cols; ++k) {
       const uint16_t bits = base::Bf16FromFloat((*values)[k]);
-      std::memcpy(TileOf(place, k / 32) + 64 * (k % 32 / 2) + 4 * place.lane + 2 * (k % 2), &bits, 2);
+      std::memcpy(TileOf(place, k / 32) + 64 * (k % 32 / 2) + 4 * place.lane + 2 * (k % 2), &bits,
+                  2);
     }
   } else {
     std::vector<int8_t> codes(cols);
     row_scales_[place.panel * kPanelRows + place.tile * kTileRows + place.lane] =
         QuantizeRowInt8(values->data(), cols, codes.data());
     for (int k = 0; k < cols; ++k) {
-      TileOf(place, k / 64)[64 * (k % 64 / 4) + 4 * place.lane + k % 4] = static_cast<uint8_t>(codes[k]);
+      TileOf(place, k / 64)[64 * (k % 64 / 4) + 4 * place.lane + k % 4] =
+          static_cast<uint8_t>(codes[k]);
     }
   }
 }
 
-void CpuMatrix::PackRowQ4(const MatrixSource& source, int row, const Place& place, std::vector<float>* values) {
+void CpuMatrix::PackRowQ4(const MatrixSource& source,
+                          int row,
+                          const Place& place,
+                          std::vector<float>* values) {
   const int cols = source.cols, groups = cols / kQ4Group;
   std::vector<uint8_t> codes(cols);
   std::vector<float> scales(groups), minimums(groups);
-  if (!source.read_row_q4 || !source.read_row_q4(row, codes.data(), scales.data(), minimums.data())) {
+  if (!source.read_row_q4 ||
+      !source.read_row_q4(row, codes.data(), scales.data(), minimums.data())) {
     source.read_row(row, values->data());
     QuantizeRowQ4(values->data(), cols, codes.data(), scales.data(), minimums.data());
   }
@@ -140,7 +155,8 @@ void CpuMatrix::ReadRow(int row, float* out) const {
       out[k] = base::FloatFromBf16(bits);
     } else if (weights_.dtype == Dtype::kInt8) {
       const uint8_t code = TileOf(place, k / 64)[64 * (k % 64 / 4) + 4 * lane + k % 4];
-      out[k] = static_cast<float>(static_cast<int8_t>(code)) * row_scales_[place.panel * kPanelRows + place.tile * kTileRows + lane];
+      out[k] = static_cast<float>(static_cast<int8_t>(code)) *
+               row_scales_[place.panel * kPanelRows + place.tile * kTileRows + lane];
     } else {
       const uint8_t* tile = TileOf(place, k / 32);
       const uint8_t two = tile[16 * (k % 32 / 2) + lane];
@@ -152,8 +168,8 @@ void CpuMatrix::ReadRow(int row, float* out) const {
   }
 }
 
-absl::StatusOr<std::unique_ptr<CpuActivation>> CpuActivation::Create(ActivationKind kind, WeightDtype dtype,
-                                                                     const Kernels& kernels, int max_tokens, int width) {
+absl::StatusOr<std::unique_ptr<CpuActivation>> CpuActivation::Create(
+    ActivationKind kind, WeightDtype dtype, const Kernels& kernels, int max_tokens, int width) {
   auto activation = std::make_unique<CpuActivation>();
   activation->max_tokens_ = max_tokens;
   activation->code_bytes_ = kernels.code_bytes;
@@ -163,12 +179,15 @@ absl::StatusOr<std::unique_ptr<CpuActivation>> CpuActivation::Create(ActivationK
   const size_t tokens = RoundUp(max_tokens, 32);
   if (input.format != InputFormat::kTilesBf16) {
     input.stride = RoundUp(width, 64);
-    BATON_ASSIGN_OR_RETURN(activation->rows_, base::Buffer::Allocate(tokens * input.stride * sizeof(float)));
+    BATON_ASSIGN_OR_RETURN(activation->rows_,
+                           base::Buffer::Allocate(tokens * input.stride * sizeof(float)));
     input.rows = reinterpret_cast<float*>(activation->rows_.data());
   }
   if (input.format == InputFormat::kTilesBf16 || input.format == InputFormat::kTilesInt8) {
-    input.num_steps = input.format == InputFormat::kTilesInt8 ? RoundUp(width, 64) / 64 : RoundUp(width, 32) / 32;
-    BATON_ASSIGN_OR_RETURN(activation->codes_, base::Buffer::Allocate(tokens / 32 * input.num_steps * 2 * kTileBytes));
+    input.num_steps =
+        input.format == InputFormat::kTilesInt8 ? RoundUp(width, 64) / 64 : RoundUp(width, 32) / 32;
+    BATON_ASSIGN_OR_RETURN(activation->codes_,
+                           base::Buffer::Allocate(tokens / 32 * input.num_steps * 2 * kTileBytes));
   } else if (input.format == InputFormat::kRowsInt8) {
     input.code_stride = static_cast<size_t>(RoundUp(width, 64)) * kernels.code_bytes;
     BATON_ASSIGN_OR_RETURN(activation->codes_, base::Buffer::Allocate(tokens * input.code_stride));
@@ -185,12 +204,16 @@ void CpuActivation::ReadRow(int t, const Kernels& kernels, float* out) const {
     if (input_.format == InputFormat::kTilesBf16 || input_.format == InputFormat::kTilesInt8) {
       const int element = input_.format == InputFormat::kTilesBf16 ? 2 : 1;
       const int values = 64 / element;
-      const uint8_t* at = input_.codes + (static_cast<size_t>(t / 32) * input_.num_steps + k / values) * 2048 + t % 32 * 64 + k % values * element;
+      const uint8_t* at = input_.codes +
+                          (static_cast<size_t>(t / 32) * input_.num_steps + k / values) * 2048 +
+                          t % 32 * 64 + k % values * element;
       uint16_t bits = 0;
       std::memcpy(&bits, at, element);
-      out[k] = element == 2 ? base::FloatFromBf16(bits) : static_cast<float>(static_cast<int8_t>(bits)) * input_.scales[t];
+      out[k] = element == 2 ? base::FloatFromBf16(bits)
+                            : static_cast<float>(static_cast<int8_t>(bits)) * input_.scales[t];
     } else if (input_.format == InputFormat::kRowsInt8) {
-      const uint8_t* at = input_.codes + t * input_.code_stride + static_cast<size_t>(k) * code_bytes_;
+      const uint8_t* at =
+          input_.codes + t * input_.code_stride + static_cast<size_t>(k) * code_bytes_;
       out[k] = static_cast<float>(kernels.code_value(at)) * input_.scales[t];
     } else {
       out[k] = input_.rows[t * input_.stride + k];

@@ -17,7 +17,9 @@ namespace baton::ops::cpu {
 class CpuMatrix : public Matrix {
  public:
   // `source` has been checked.
-  static absl::StatusOr<std::unique_ptr<CpuMatrix>> Pack(const MatrixSource& source, WeightDtype dtype, bool interleave_half,
+  static absl::StatusOr<std::unique_ptr<CpuMatrix>> Pack(const MatrixSource& source,
+                                                         WeightDtype dtype,
+                                                         bool interleave_half,
                                                          ThreadPool* pool);
 
   int rows() const override { return rows_; }
@@ -41,7 +43,10 @@ class CpuMatrix : public Matrix {
   uint8_t* TileOf(const Place& place, int step) const;
   void PackPanel(const MatrixSource& source, int panel);
   void PackRow(const MatrixSource& source, int row, const Place& place, std::vector<float>* values);
-  void PackRowQ4(const MatrixSource& source, int row, const Place& place, std::vector<float>* values);
+  void PackRowQ4(const MatrixSource& source,
+                 int row,
+                 const Place& place,
+                 std::vector<float>* values);
 
   int rows_ = 0;
   int num_panels_ = 0;
@@ -54,8 +59,8 @@ class CpuMatrix : public Matrix {
 
 class CpuActivation : public Activation {
  public:
-  static absl::StatusOr<std::unique_ptr<CpuActivation>> Create(ActivationKind kind, WeightDtype dtype, const Kernels& kernels,
-                                                               int max_tokens, int width);
+  static absl::StatusOr<std::unique_ptr<CpuActivation>> Create(
+      ActivationKind kind, WeightDtype dtype, const Kernels& kernels, int max_tokens, int width);
 
   const Input& input() const { return input_; }
   float* rows() const { return input_.rows; }

@@ -1,7 +1,8 @@
 #pragma once
 
-// Dots of a panel of 32 outputs with 1..n tokens in the canonical order, and their fused epilogues, over a vector type V of
-// 16 lanes (16 outputs). GEMM and GEMV are the same code with other tile sizes.
+// Dots of a panel of 32 outputs with 1..n tokens in the canonical order, and their fused epilogues,
+// over a vector type V of 16 lanes (16 outputs). GEMM and GEMV are the same code with other tile
+// sizes.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,20 +12,26 @@
 
 namespace baton::ops::cpu {
 
-// Ahead of the line being read when weights come from memory (one token): two pages' worth of time on the machines measured.
+// Ahead of the line being read when weights come from memory (one token): two pages' worth of time
+// on the machines measured.
 inline constexpr int kPrefetchBytes = 2048;
 
 // Tiles of 16 outputs; kTiles of them (1 or 2, side by side) against kTokens rows of a.
 template <typename V, int kTokens, int kTiles>
 struct Dots {
-  // bf16: adds `num_steps` chunks of 32 k to acc [kTiles][kTokens]. a: f32 rows of bf16 values. The even and the odd chain
-  // of each output stay in registers over a chunk.
-  [[gnu::always_inline]] static inline void Bf16(const float* a, size_t stride, const uint8_t* b, size_t step_bytes, int num_steps,
-                                  V (*acc)[kTokens]) {
+  // bf16: adds `num_steps` chunks of 32 k to acc [kTiles][kTokens]. a: f32 rows of bf16 values. The
+  // even and the odd chain of each output stay in registers over a chunk.
+  [[gnu::always_inline]] static inline void Bf16(const float* a,
+                                                 size_t stride,
+                                                 const uint8_t* b,
+                                                 size_t step_bytes,
+                                                 int num_steps,
+                                                 V (*acc)[kTokens]) {
     for (int step = 0; step < num_steps; ++step, b += step_bytes, a += 32) {
       V even[kTiles][kTokens], odd[kTiles][kTokens];
 #pragma GCC unroll 16
-      for (int i = 0; i < kTiles * kTokens; ++i) even[i / kTokens][i % kTokens] = odd[i / kTokens][i % kTokens] = V::Zero();
+      for (int i = 0; i < kTiles * kTokens; ++i)
+        even[i / kTokens][i % kTokens] = odd[i / kTokens][i % kTokens] = V::Zero();
 #pragma GCC unroll 4
       for (int pair = 0; pair < 16; ++pair) {
 #pragma GCC unroll 2
@@ -33,10 +40,12 @@ struct Dots {
           if (kTokens == 1) __builtin_prefetch(line + kPrefetchBytes);
           const V w = V::PairsEven(line);
 #pragma GCC unroll 16
-          for (int t = 0; t < kTokens; ++t) even[tile][t] = V::Fma(V::Broadcast(a[t * stride + 2 * pair]), w, even[tile][t]);
+          for (int t = 0; t < kTokens; ++t)
+            even[tile][t] = V::Fma(V::Broadcast(a[t * stride + 2 * pair]), w, even[tile][t]);
           const V v = V::PairsOdd(line);
 #pragma GCC unroll 16
-          for (int t = 0; t < kTokens; ++t) odd[tile][t] = V::Fma(V::Broadcast(a[t * stride + 2 * pair + 1]), v, odd[tile][t]);
+          for (int t = 0; t < kTokens; ++t)
+            odd[tile][t] = V::Fma(V::Broadcast(a[t * stride + 2 * pair + 1]), v, odd[tile][t]);
         }
       }
 #pragma GCC unroll 16
@@ -48,41 +57,54 @@ struct Dots {
   }
 
   // f32: one chain per output over lines [0, num_lines) of the tiles; 16 lines a step.
-  [[gnu::always_inline]] static inline void F32(const float* a, size_t stride, const uint8_t* b, size_t step_bytes, int num_lines,
-                                 V (*acc)[kTokens]) {
+  [[gnu::always_inline]] static inline void F32(const float* a,
+                                                size_t stride,
+                                                const uint8_t* b,
+                                                size_t step_bytes,
+                                                int num_lines,
+                                                V (*acc)[kTokens]) {
     V sum[kTiles][kTokens];
 #pragma GCC unroll 16
-    for (int i = 0; i < kTiles * kTokens; ++i) sum[i / kTokens][i % kTokens] = acc[i / kTokens][i % kTokens];
+    for (int i = 0; i < kTiles * kTokens; ++i)
+      sum[i / kTokens][i % kTokens] = acc[i / kTokens][i % kTokens];
     for (int k = 0; k < num_lines; ++k) {
 #pragma GCC unroll 2
       for (int tile = 0; tile < kTiles; ++tile) {
         const uint8_t* line = b + (k / 16) * step_bytes + tile * kTileBytes + 64 * (k % 16);
         const V w = V::Load(reinterpret_cast<const float*>(line));
 #pragma GCC unroll 16
-        for (int t = 0; t < kTokens; ++t) sum[tile][t] = V::Fma(V::Broadcast(a[t * stride + k]), w, sum[tile][t]);
+        for (int t = 0; t < kTokens; ++t)
+          sum[tile][t] = V::Fma(V::Broadcast(a[t * stride + k]), w, sum[tile][t]);
       }
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < kTiles * kTokens; ++i) acc[i / kTokens][i % kTokens] = sum[i / kTokens][i % kTokens];
+    for (int i = 0; i < kTiles * kTokens; ++i)
+      acc[i / kTokens][i % kTokens] = sum[i / kTokens][i % kTokens];
   }
 };
 
-// Sums of one panel of f32 or bf16 lines for kTokens rows from zero. `count`: lines of f32, steps of bf16.
+// Sums of one panel of f32 or bf16 lines for kTokens rows from zero. `count`: lines of f32, steps
+// of bf16.
 template <typename V, bool kF32, int kTokens>
-[[gnu::always_inline]] inline void PanelSums(const float* a, size_t stride, const uint8_t* panel, int count, V (*out)[kTokens]) {
+[[gnu::always_inline]] inline void PanelSums(
+    const float* a, size_t stride, const uint8_t* panel, int count, V (*out)[kTokens]) {
   constexpr size_t kStepBytes = 2 * kTileBytes;
-  constexpr int kTiles = kTokens == 1 ? 2 : 1;  // one token: both tiles at once, or there are too few chains
+  constexpr int kTiles =
+      kTokens == 1 ? 2 : 1;  // one token: both tiles at once, or there are too few chains
   for (int i = 0; i < 2 * kTokens; ++i) out[i / kTokens][i % kTokens] = V::Zero();
   for (int tile = 0; tile < 2; tile += kTiles) {
     if constexpr (kF32) {
-      Dots<V, kTokens, kTiles>::F32(a, stride, panel + tile * kTileBytes, kStepBytes, count, out + tile);
+      Dots<V, kTokens, kTiles>::F32(a, stride, panel + tile * kTileBytes, kStepBytes, count,
+                                    out + tile);
     } else {
-      Dots<V, kTokens, kTiles>::Bf16(a, stride, panel + tile * kTileBytes, kStepBytes, count, out + tile);
+      Dots<V, kTokens, kTiles>::Bf16(a, stride, panel + tile * kTileBytes, kStepBytes, count,
+                                     out + tile);
     }
   }
 }
 
-// Calls f.template operator()<n>(first) for groups of n rows that cover [begin, end), n at most kMost.
+// Calls f.template operator()<n>(first) for groups of n rows that cover [begin, end), n at most
+// kMost.
 template <int kMost, typename F>
 [[gnu::always_inline]] inline void ForGroups(int begin, int end, F f) {
   while (begin < end) {
@@ -108,8 +130,12 @@ template <int kMost, typename F>
 
 // int8: exact sums of `num_steps` chunks of 64 k, one tile, as f32. `stride` in codes.
 template <typename V, int kTokens>
-[[gnu::always_inline]] inline void DotsInt8(const typename V::Code* a, size_t stride, const uint8_t* b, size_t step_bytes,
-                                            int num_steps, V* out) {
+[[gnu::always_inline]] inline void DotsInt8(const typename V::Code* a,
+                                            size_t stride,
+                                            const uint8_t* b,
+                                            size_t step_bytes,
+                                            int num_steps,
+                                            V* out) {
   typename V::CodeSums sums[kTokens];
   typename V::LineSums line_sums = V::ZeroLineSums();
 #pragma GCC unroll 16
@@ -125,9 +151,11 @@ template <typename V, int kTokens>
   for (int t = 0; t < kTokens; ++t) out[t] = V::FinishSums(sums[t], line_sums);
 }
 
-// What becomes of the sums of one token and one panel: `low` over all of K, or (kAdd) `low` and `high` over its two halves.
+// What becomes of the sums of one token and one panel: `low` over all of K, or (kAdd) `low` and
+// `high` over its two halves.
 template <typename V>
-[[gnu::always_inline]] inline void FinishToken(const GemmArgs& args, int panel, int t, const V* low, const V* high) {
+[[gnu::always_inline]] inline void FinishToken(
+    const GemmArgs& args, int panel, int t, const V* low, const V* high) {
   if (args.epilogue == Epilogue::kSiluMul) {
     const int k = panel * kTileRows;
     const int left = args.num_rows / 2 - k;
@@ -194,7 +222,8 @@ struct Gemm {
   template <Dtype kDtype>
   static void Tokens(const GemmArgs& args, const uint8_t* data, int panel) {
     constexpr int kMost = kDtype == Dtype::kInt8 ? V::kInt8Tokens : V::kGemmTokens;
-    ForGroups<kMost>(0, args.num_tokens, [&]<int kTokens>(int t) { Block<kDtype, kTokens>(args, data, panel, t); });
+    ForGroups<kMost>(0, args.num_tokens,
+                     [&]<int kTokens>(int t) { Block<kDtype, kTokens>(args, data, panel, t); });
   }
 
   template <Dtype kDtype, int kTokens>
@@ -203,7 +232,8 @@ struct Gemm {
     const bool halves = args.epilogue == Epilogue::kAdd;
     const int cut = halves ? args.w.cut_step : args.w.num_steps;
     Sums<kDtype, kTokens>(args, data, panel, t, 0, cut, low);
-    Sums<kDtype, kTokens>(args, data, panel, t, cut, args.w.num_steps, high);  // zeros where there is one part
+    Sums<kDtype, kTokens>(args, data, panel, t, cut, args.w.num_steps,
+                          high);  // zeros where there is one part
     for (int i = 0; i < kTokens; ++i) {
       const V token_low[2] = {low[0][i], low[1][i]};
       const V token_high[2] = {high[0][i], high[1][i]};
@@ -213,7 +243,13 @@ struct Gemm {
 
   // Sums of steps [from, to) of a panel for tokens [t, t + kTokens).
   template <Dtype kDtype, int kTokens>
-  static void Sums(const GemmArgs& args, const uint8_t* data, int panel, int t, int from, int to, V (*out)[kTokens]) {
+  static void Sums(const GemmArgs& args,
+                   const uint8_t* data,
+                   int panel,
+                   int t,
+                   int from,
+                   int to,
+                   V (*out)[kTokens]) {
     const uint8_t* b = data + static_cast<size_t>(from) * 2 * kTileBytes;
     if constexpr (kDtype == Dtype::kInt8) {
       SumsInt8<kTokens>(args, b, panel, t, from, to, out);
@@ -227,10 +263,16 @@ struct Gemm {
   }
 
   template <int kTokens>
-  [[gnu::always_inline]] static inline void SumsInt8(const GemmArgs& args, const uint8_t* b, int panel, int t, int from,
-                                                     int to, V (*out)[kTokens]) {
+  [[gnu::always_inline]] static inline void SumsInt8(const GemmArgs& args,
+                                                     const uint8_t* b,
+                                                     int panel,
+                                                     int t,
+                                                     int from,
+                                                     int to,
+                                                     V (*out)[kTokens]) {
     const size_t stride = args.x.code_stride / sizeof(typename V::Code);
-    const auto* a = reinterpret_cast<const typename V::Code*>(args.x.codes) + static_cast<size_t>(t) * stride + 64 * from;
+    const auto* a = reinterpret_cast<const typename V::Code*>(args.x.codes) +
+                    static_cast<size_t>(t) * stride + 64 * from;
     for (int tile = 0; tile < 2; ++tile) {
       DotsInt8<V, kTokens>(a, stride, b + tile * kTileBytes, 2 * kTileBytes, to - from, out[tile]);
       const V scales = V::Load(args.w.row_scales + panel * kPanelRows + tile * kTileRows);

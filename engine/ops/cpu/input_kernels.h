@@ -60,7 +60,8 @@ template <typename V>
   return input.codes + step * 2048 + (t % 32) * 64 + static_cast<size_t>(k % step_values) * element;
 }
 
-// Values [k, k + n) of token t, n <= 16. For the int8 formats QuantizeInput must follow when the token is complete.
+// Values [k, k + n) of token t, n <= 16. For the int8 formats QuantizeInput must follow when the
+// token is complete.
 template <typename V>
 [[gnu::always_inline]] inline void StoreInput(const Input& out, int t, int k, V x, int n) {
   if (out.format == InputFormat::kTilesBf16) {
@@ -106,7 +107,8 @@ void QuantizeInput(const Input& input, int begin, int end) {
         V::StoreInt8(reinterpret_cast<int8_t*>(TileAddress(input, t, k, 1)), value, scale.inverse);
       } else {
         uint8_t* row = input.codes + static_cast<size_t>(t) * input.code_stride;
-        V::StoreCodes(row + static_cast<size_t>(k) * sizeof(typename V::Code), value, scale.inverse);
+        V::StoreCodes(row + static_cast<size_t>(k) * sizeof(typename V::Code), value,
+                      scale.inverse);
       }
     }
   }

@@ -45,10 +45,11 @@ CpuFeatures Detect() {
   CpuFeatures found;
   const uint64_t state = EnabledState();
   const Leaf one = Cpuid(1, 0), seven = Cpuid(7, 0);
-  const bool ymm = (state & 0x6) == 0x6, zmm = (state & 0xe6) == 0xe6, tiles = (state & 0x60000) == 0x60000;
+  const bool ymm = (state & 0x6) == 0x6, zmm = (state & 0xe6) == 0xe6,
+             tiles = (state & 0x60000) == 0x60000;
   found.avx2 = ymm && Bit(one.c, 12) && Bit(seven.b, 5);
-  found.avx512 = found.avx2 && zmm && Bit(seven.b, 16) && Bit(seven.b, 17) && Bit(seven.b, 30) && Bit(seven.b, 31) &&
-                 Bit(seven.c, 11);
+  found.avx512 = found.avx2 && zmm && Bit(seven.b, 16) && Bit(seven.b, 17) && Bit(seven.b, 30) &&
+                 Bit(seven.b, 31) && Bit(seven.c, 11);
   const bool has_amx = Bit(seven.d, 24) && Bit(seven.d, 22) && Bit(seven.d, 25);
   found.amx = found.avx512 && tiles && has_amx && AskForTiles();
   return found;
@@ -61,7 +62,8 @@ struct Level {
   bool for_tests;
 };
 
-constexpr Level kLevels[] = {  // lowest first
+constexpr Level kLevels[] = {
+    // lowest first
     {"portable", &PortableKernels, [] { return true; }, true},
     {"avx2", &Avx2Kernels, [] { return DetectedFeatures().avx2; }, false},
     {"amx_model", &AmxModelKernels, [] { return DetectedFeatures().avx2; }, true},
@@ -89,7 +91,8 @@ std::string AvailableLevels() {
 absl::StatusOr<const Kernels*> ChooseKernels(absl::string_view isa) {
   if (isa == "auto" || isa.empty()) {
     const char* cap = std::getenv("BATON_CPU_ISA");
-    if (cap != nullptr && *cap != '\0' && absl::string_view(cap) != "auto") return ChooseKernels(cap);
+    if (cap != nullptr && *cap != '\0' && absl::string_view(cap) != "auto")
+      return ChooseKernels(cap);
     const Level* best = &kLevels[0];
     for (const Level& level : kLevels) {
       if (Usable(level) && !level.for_tests) best = &level;
@@ -99,10 +102,12 @@ absl::StatusOr<const Kernels*> ChooseKernels(absl::string_view isa) {
   for (const Level& level : kLevels) {
     if (level.name != isa) continue;
     if (Usable(level)) return level.kernels();
-    return absl::UnavailableError(absl::StrCat("cpu isa \"", isa, "\": this machine runs: ", AvailableLevels()));
+    return absl::UnavailableError(
+        absl::StrCat("cpu isa \"", isa, "\": this machine runs: ", AvailableLevels()));
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("cpu isa \"", isa, "\": accepted: auto, avx2, avx512, amx (and for tests portable, amx_model)"));
+      absl::StrCat("cpu isa \"", isa,
+                   "\": accepted: auto, avx2, avx512, amx (and for tests portable, amx_model)"));
 }
 
 }  // namespace baton::ops::cpu

@@ -20,9 +20,10 @@ const CpuFeatures& DetectedFeatures();
 // "portable avx2": levels that run here, lowest first.
 std::string AvailableLevels();
 
-// `isa`: auto, avx2, avx512, amx: the highest level that may be used, which must be there; auto (then the environment variable
-// BATON_CPU_ISA, if set) takes the best. portable and amx_model (AMX kernels over tiles in software) exist for tests.
-// Errors: INVALID_ARGUMENT for another name; UNAVAILABLE naming what is there.
+// `isa`: auto, avx2, avx512, amx: the highest level that may be used, which must be there; auto
+// (then the environment variable BATON_CPU_ISA, if set) takes the best. portable and amx_model (AMX
+// kernels over tiles in software) exist for tests. Errors: INVALID_ARGUMENT for another name;
+// UNAVAILABLE naming what is there.
 absl::StatusOr<const Kernels*> ChooseKernels(absl::string_view isa);
 
 }  // namespace baton::ops::cpu

@@ -1,16 +1,18 @@
 #pragma once
 
-// What the CPU backend hands to the kernels of one instruction set level. Plain data and pointers only: every kernel file is
-// compiled with its own -m flags, so nothing here may leave an out-of-line function behind that another level could link.
+// What the CPU backend hands to the kernels of one instruction set level. Plain data and pointers
+// only: every kernel file is compiled with its own -m flags, so nothing here may leave an
+// out-of-line function behind that another level could link.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace baton::ops::cpu {
 
-// The packed layout of matrices, one for GEMM and GEMV: panels of 32 outputs; a panel is [step][tile of 16 outputs][16 lines
-// of 64 bytes]; a line holds, for 16 outputs, 1 f32, 2 bf16 (even k in the low half) or 4 int8 along k. kQ4: a tile is 16
-// lines of 16 bytes (byte o: output o, even k in the low 4 bits), then 16 scales and 16 minimums in f32.
+// The packed layout of matrices, one for GEMM and GEMV: panels of 32 outputs; a panel is
+// [step][tile of 16 outputs][16 lines of 64 bytes]; a line holds, for 16 outputs, 1 f32, 2 bf16
+// (even k in the low half) or 4 int8 along k. kQ4: a tile is 16 lines of 16 bytes (byte o: output
+// o, even k in the low 4 bits), then 16 scales and 16 minimums in f32.
 inline constexpr int kPanelRows = 32;
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileBytes = 1024;
@@ -25,7 +27,7 @@ struct Weights {
   const uint8_t* data;
   size_t panel_bytes;
   int num_steps;
-  int cut_step;             // where ProjectAdd's high half begins
+  int cut_step;  // where ProjectAdd's high half begins
   int cols;
   const float* row_scales;  // kInt8: [panels * 32]
 };
@@ -34,7 +36,8 @@ struct Weights {
 enum class InputFormat : int {
   kRowsF32,    // f32 rows
   kRowsBf16,   // f32 rows of bf16 values
-  kRowsInt8,   // codes in the level's own element, rows of code_stride bytes; `rows` holds the f32 before quantisation
+  kRowsInt8,   // codes in the level's own element, rows of code_stride bytes; `rows` holds the f32
+               // before quantisation
   kTilesBf16,  // [T/32][step of 32 k][2 tiles][16 tokens][64 bytes], for AMX
   kTilesInt8,  // the same with steps of 64 k; `rows` as above
 };
@@ -47,7 +50,7 @@ struct Input {
   size_t code_stride;  // bytes, rows formats
   int num_steps;       // tiles formats
   int width;
-  float* scales;       // int8: [T]
+  float* scales;  // int8: [T]
 };
 
 enum class Epilogue : int {
@@ -57,8 +60,8 @@ enum class Epilogue : int {
 };
 
 struct Scratch {
-  uint8_t* panel;     // kQ4: one panel as bf16, 64 bytes per k
-  float* rows;        // AMX: one row as the vector kernels take it
+  uint8_t* panel;  // kQ4: one panel as bf16, 64 bytes per k
+  float* rows;     // AMX: one row as the vector kernels take it
   uint8_t* attention;
 };
 
@@ -71,7 +74,7 @@ struct GemmArgs {
   const float* bias;  // [num_rows] or null
   float* out;         // kStore, kAdd
   size_t out_stride;
-  Input input_out;    // kSiluMul
+  Input input_out;  // kSiluMul
 };
 
 struct NormArgs {
@@ -110,7 +113,7 @@ struct RopeArgs {
 struct AttentionTask {
   const float* qkv;
   size_t stride;
-  int group;             // query heads per kv head
+  int group;  // query heads per kv head
   int num_heads;
   int kv_head;
   float softmax_scale;
@@ -126,13 +129,15 @@ inline constexpr int kAttentionRows = 96;  // most rows of a task
 // The kernels of one level. All run with denormals flushed.
 struct Kernels {
   const char* name;
-  bool tiles;             // linear input is kept in AMX tiles
-  int code_bytes;         // of an int8 code in kRowsInt8
+  bool tiles;      // linear input is kept in AMX tiles
+  int code_bytes;  // of an int8 code in kRowsInt8
   int (*code_value)(const uint8_t* code);
-  size_t attention_bytes; // of Scratch::attention
+  size_t attention_bytes;  // of Scratch::attention
   void (*gemm)(const GemmArgs& args, int panel_begin, int panel_end, const Scratch& scratch);
   void (*rms_norm)(const NormArgs& args, int begin, int end);
-  void (*quantize)(const Input& input, int begin, int end);  // int8 formats: rows -> codes and scales
+  void (*quantize)(const Input& input,
+                   int begin,
+                   int end);  // int8 formats: rows -> codes and scales
   void (*rope_append)(const RopeArgs& args, int begin, int end);
   void (*attention)(const AttentionTask& task, const Scratch& scratch);
 };

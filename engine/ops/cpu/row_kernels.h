@@ -15,11 +15,13 @@ namespace baton::ops::cpu {
 template <typename V>
 void RmsNormRows(const NormArgs& args, int begin, int end) {
   for (int t = begin; t < end; ++t) {
-    const float* x = args.x + static_cast<size_t>(args.row_ids != nullptr ? args.row_ids[t] : t) * args.x_stride;
+    const float* x =
+        args.x + static_cast<size_t>(args.row_ids != nullptr ? args.row_ids[t] : t) * args.x_stride;
     const V scale = V::Broadcast(RmsScale(SumOfSquares<V>(x, args.width), args.width, args.eps));
     for (int i = 0; i < args.width; i += 16) {
       const int n = args.width - i < 16 ? args.width - i : 16;
-      const V value = V::Mul(V::Mul(LoadPartial<V>(x + i, n), scale), LoadPartial<V>(args.weight + i, n));
+      const V value =
+          V::Mul(V::Mul(LoadPartial<V>(x + i, n), scale), LoadPartial<V>(args.weight + i, n));
       StoreInput(args.out, t, i, value, n);
     }
   }
@@ -35,12 +37,14 @@ struct RopeAppend {
     for (int t = begin; t < end; ++t) {
       const float* rope = args.rope + static_cast<size_t>(args.positions[t]) * n;
       float* x = args.qkv + static_cast<size_t>(t) * args.stride;
-      for (int head = 0; head < args.num_heads; ++head, x += n) NormRotate(x, args.q_weight, args.eps, rope, n);
+      for (int head = 0; head < args.num_heads; ++head, x += n)
+        NormRotate(x, args.q_weight, args.eps, rope, n);
       for (int head = 0; head < args.num_kv_heads; ++head, x += n) {
         NormRotate(x, args.k_weight, args.eps, rope, n);
         Append(args.cache, args.slots[t], 0, head, x);
       }
-      for (int head = 0; head < args.num_kv_heads; ++head, x += n) Append(args.cache, args.slots[t], 1, head, x);
+      for (int head = 0; head < args.num_kv_heads; ++head, x += n)
+        Append(args.cache, args.slots[t], 1, head, x);
     }
   }
 
@@ -49,7 +53,8 @@ struct RopeAppend {
     if (weight != nullptr) {
       const V scale = V::Broadcast(RmsScale(SumOfSquares<V>(x, n), n, eps));
       for (int i = 0; i < n; i += 16) {
-        const V value = V::Mul(V::Mul(LoadPartial<V>(x + i, n - i), scale), LoadPartial<V>(weight + i, n - i));
+        const V value =
+            V::Mul(V::Mul(LoadPartial<V>(x + i, n - i), scale), LoadPartial<V>(weight + i, n - i));
         StorePartial(x + i, value, n - i);
       }
     }
@@ -67,7 +72,8 @@ struct RopeAppend {
     if (slot < 0) return;
     const int index = static_cast<int>(slot % kBlockTokens);
     uint8_t* block = cache.base + static_cast<size_t>(slot / kBlockTokens) * cache.block_bytes;
-    uint8_t* row = block + side * cache.side_bytes + head * cache.head_bytes + index * cache.row_bytes;
+    uint8_t* row =
+        block + side * cache.side_bytes + head * cache.head_bytes + index * cache.row_bytes;
     const int n = cache.head_dim;
     if (cache.format == Cache::Format::kF32) {
       std::memcpy(row, x, static_cast<size_t>(n) * sizeof(float));
@@ -88,7 +94,8 @@ struct RopeAppend {
     const DynamicScale scale = ScaleFor(LargestMagnitude<V>(x, n), base::kFp8Max);
     StoreFp8Row(x, n, scale.inverse, true, row);
     uint8_t* scales = block + cache.payload_bytes;
-    const size_t index_of_scale = (static_cast<size_t>(side) * cache.num_kv_heads + head) * kBlockTokens + index;
+    const size_t index_of_scale =
+        (static_cast<size_t>(side) * cache.num_kv_heads + head) * kBlockTokens + index;
     std::memcpy(scales + sizeof(float) * index_of_scale, &scale.scale, sizeof(float));
   }
 

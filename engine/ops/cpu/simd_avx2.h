@@ -31,10 +31,18 @@ struct Avx2Vec {
     _mm256_storeu_ps(p, a.lo);
     _mm256_storeu_ps(p + 8, a.hi);
   }
-  BATON_INLINE Avx2Vec Add(Avx2Vec a, Avx2Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
-  BATON_INLINE Avx2Vec Sub(Avx2Vec a, Avx2Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
-  BATON_INLINE Avx2Vec Mul(Avx2Vec a, Avx2Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
-  BATON_INLINE Avx2Vec Div(Avx2Vec a, Avx2Vec b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+  BATON_INLINE Avx2Vec Add(Avx2Vec a, Avx2Vec b) {
+    return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+  }
+  BATON_INLINE Avx2Vec Sub(Avx2Vec a, Avx2Vec b) {
+    return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+  }
+  BATON_INLINE Avx2Vec Mul(Avx2Vec a, Avx2Vec b) {
+    return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+  }
+  BATON_INLINE Avx2Vec Div(Avx2Vec a, Avx2Vec b) {
+    return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+  }
   BATON_INLINE Avx2Vec Sqrt(Avx2Vec a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
   BATON_INLINE Avx2Vec Fma(Avx2Vec a, Avx2Vec b, Avx2Vec c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
@@ -48,8 +56,10 @@ struct Avx2Vec {
   }
   BATON_INLINE Mask FirstLanes(int n) {
     const __m256i count = _mm256_set1_epi32(n);
-    return {_mm256_castsi256_ps(_mm256_cmpgt_epi32(count, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))),
-            _mm256_castsi256_ps(_mm256_cmpgt_epi32(count, _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15)))};
+    return {
+        _mm256_castsi256_ps(_mm256_cmpgt_epi32(count, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))),
+        _mm256_castsi256_ps(
+            _mm256_cmpgt_epi32(count, _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15)))};
   }
   BATON_INLINE Avx2Vec Select(Mask m, Avx2Vec a, Avx2Vec b) {
     return {_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)};
@@ -64,7 +74,8 @@ struct Avx2Vec {
             _mm256_castsi256_ps(_mm256_slli_epi32(LoadInt(line + 32), 16))};
   }
   BATON_INLINE Avx2Vec PairsOdd(const uint8_t* line) {
-    // Hides that PairsEven has read the line: reading it again is free, keeping it costs two registers and spills.
+    // Hides that PairsEven has read the line: reading it again is free, keeping it costs two
+    // registers and spills.
     __asm__("" : "+r"(line));
     const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
     return {_mm256_castsi256_ps(_mm256_and_si256(LoadInt(line), mask)),
@@ -74,7 +85,8 @@ struct Avx2Vec {
   BATON_INLINE void StoreBf16(uint16_t* p, Avx2Vec a) {
     const __m256i lo = _mm256_srli_epi32(_mm256_castps_si256(RoundBf16Half(a.lo)), 16);
     const __m256i hi = _mm256_srli_epi32(_mm256_castps_si256(RoundBf16Half(a.hi)), 16);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8));
   }
   BATON_INLINE Avx2Vec LoadBf16(const uint16_t* p) {
     const __m128i lo = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -84,13 +96,16 @@ struct Avx2Vec {
   }
   BATON_INLINE Avx2Vec LoadFp8(const uint8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return {FromFp8(_mm256_cvtepu8_epi32(bytes)), FromFp8(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+    return {FromFp8(_mm256_cvtepu8_epi32(bytes)),
+            FromFp8(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
   }
   BATON_INLINE void StoreFp8(uint8_t* p, Avx2Vec a) {
-    const __m256i words = _mm256_packus_epi32(ToFp8(a.lo), ToFp8(a.hi));  // lanes 0-3, 8-11 | 4-7, 12-15
+    const __m256i words =
+        _mm256_packus_epi32(ToFp8(a.lo), ToFp8(a.hi));  // lanes 0-3, 8-11 | 4-7, 12-15
     const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                     _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
+    _mm_storeu_si128(
+        reinterpret_cast<__m128i*>(p),
+        _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
   }
   BATON_INLINE Avx2Vec LoadFp8Pairs(const uint8_t* p) {
     const __m128i lo = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -108,12 +123,24 @@ struct Avx2Vec {
     StorePairsHalf(line, even.lo, odd.lo);
     StorePairsHalf(line + 32, even.hi, odd.hi);
   }
+  BATON_INLINE void ZipBf16(uint8_t* line, const uint16_t* even, const uint16_t* odd) {
+    Zip(line, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(even)),
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd)));
+  }
+  BATON_INLINE void ZipFp8(uint8_t* line, const uint8_t* even, const uint8_t* odd) {
+    const __m128i e = _mm_loadu_si128(reinterpret_cast<const __m128i*>(even));
+    const __m128i o = _mm_loadu_si128(reinterpret_cast<const __m128i*>(odd));
+    Zip(line, Bf16FromFp8(_mm256_cvtepu8_epi16(e)), Bf16FromFp8(_mm256_cvtepu8_epi16(o)));
+  }
   BATON_INLINE void LoadNibbles(const uint8_t* p, Avx2Vec* low, Avx2Vec* high) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    const __m256i a = _mm256_cvtepu8_epi32(bytes), b = _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8));
+    const __m256i a = _mm256_cvtepu8_epi32(bytes),
+                  b = _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8));
     const __m256i mask = _mm256_set1_epi32(15);
-    *low = {_mm256_cvtepi32_ps(_mm256_and_si256(a, mask)), _mm256_cvtepi32_ps(_mm256_and_si256(b, mask))};
-    *high = {_mm256_cvtepi32_ps(_mm256_srli_epi32(a, 4)), _mm256_cvtepi32_ps(_mm256_srli_epi32(b, 4))};
+    *low = {_mm256_cvtepi32_ps(_mm256_and_si256(a, mask)),
+            _mm256_cvtepi32_ps(_mm256_and_si256(b, mask))};
+    *high = {_mm256_cvtepi32_ps(_mm256_srli_epi32(a, 4)),
+             _mm256_cvtepi32_ps(_mm256_srli_epi32(b, 4))};
   }
   BATON_INLINE Avx2Vec MaxMagnitude(Avx2Vec acc, Avx2Vec x) {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);
@@ -137,7 +164,9 @@ struct Avx2Vec {
 
   // Codes widened to 16 bits, so that vpmaddwd sums pairs exactly.
   using Code = int16_t;
-  BATON_INLINE int CodeValue(const uint8_t* code) { return static_cast<int16_t>(code[0] | code[1] << 8); }
+  BATON_INLINE int CodeValue(const uint8_t* code) {
+    return static_cast<int16_t>(code[0] | code[1] << 8);
+  }
   BATON_INLINE void SetCode(uint8_t* code, int value) {
     code[0] = static_cast<uint8_t>(value);
     code[1] = value < 0 ? 0xff : 0;
@@ -156,20 +185,25 @@ struct Avx2Vec {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(words, 0xd8));
   }
   BATON_INLINE void StoreInt8(int8_t* p, Avx2Vec x, float inverse) {
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(ToCode(x.lo, inverse), ToCode(x.hi, inverse)), 0xd8);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                     _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+    const __m256i words = _mm256_permute4x64_epi64(
+        _mm256_packs_epi32(ToCode(x.lo, inverse), ToCode(x.hi, inverse)), 0xd8);
+    _mm_storeu_si128(
+        reinterpret_cast<__m128i*>(p),
+        _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
   }
   template <int kTokens>
-  BATON_INLINE void DotLine(const uint8_t* line, const Code* a, size_t stride, CodeSums* sums, LineSums* line_sums) {
+  BATON_INLINE void DotLine(
+      const uint8_t* line, const Code* a, size_t stride, CodeSums* sums, LineSums* line_sums) {
     __m256i codes[kTokens];
 #pragma GCC unroll 4
     for (int t = 0; t < kTokens; ++t) {
-      codes[t] = _mm256_set1_epi64x(*reinterpret_cast<const int64_t __attribute__((may_alias, aligned(2)))*>(a + t * stride));
+      codes[t] = _mm256_set1_epi64x(
+          *reinterpret_cast<const int64_t __attribute__((may_alias, aligned(2)))*>(a + t * stride));
     }
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      const __m256i w = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(line + 16 * i)));
+      const __m256i w =
+          _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(line + 16 * i)));
 #pragma GCC unroll 4
       for (int t = 0; t < kTokens; ++t) {
         sums[t].v[i] = _mm256_add_epi32(sums[t].v[i], _mm256_madd_epi16(w, codes[t]));
@@ -183,40 +217,51 @@ struct Avx2Vec {
   }
   BATON_INLINE Avx2Vec FromInt32(const int32_t* p) {
     const auto* q = reinterpret_cast<const __m256i*>(p);
-    return {_mm256_cvtepi32_ps(_mm256_loadu_si256(q)), _mm256_cvtepi32_ps(_mm256_loadu_si256(q + 1))};
+    return {_mm256_cvtepi32_ps(_mm256_loadu_si256(q)),
+            _mm256_cvtepi32_ps(_mm256_loadu_si256(q + 1))};
   }
 
  private:
-  BATON_INLINE __m256i LoadInt(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  BATON_INLINE __m256i LoadInt(const uint8_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
   BATON_INLINE __m256 MaxInt(__m256 a, __m256i b) {
     return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), b));
   }
   BATON_INLINE void Pow2Half(__m256 magic, __m256* low, __m256* high) {
-    const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(magic), _mm256_castps_si256(_mm256_set1_ps(kRoundMagic)));
+    const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(magic),
+                                       _mm256_castps_si256(_mm256_set1_ps(kRoundMagic)));
     const __m256i half = _mm256_srai_epi32(n, 1);
     const __m256i bias = _mm256_set1_epi32(127);
     *low = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
-    *high = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(n, half), bias), 23));
+    *high = _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(n, half), bias), 23));
   }
   BATON_INLINE __m256 RoundBf16Half(__m256 a) {
     const __m256i bits = _mm256_castps_si256(a);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i rounded =
+        _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
     const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
     const __m256 nan = _mm256_cmp_ps(a, a, _CMP_UNORD_Q);
     const __m256i picked = _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(nan));
-    return _mm256_castsi256_ps(_mm256_and_si256(picked, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    return _mm256_castsi256_ps(
+        _mm256_and_si256(picked, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
   }
-  // 16-bit lanes. The eight subnormal codes come from a table of bytes: low halves at 0..7, high halves at 8..15.
+  // 16-bit lanes. The eight subnormal codes come from a table of bytes: low halves at 0..7, high
+  // halves at 8..15.
   BATON_INLINE __m256i Bf16FromFp8(__m256i code) {
-    const __m256i table = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 0, -128, -64, 0, 0x20, 0x40, 0x60, 0, 0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c));
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+        0, 0, -128, -64, 0, 0x20, 0x40, 0x60, 0, 0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c));
     const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi16(0x7f));
     const __m256i sign = _mm256_slli_epi16(_mm256_xor_si256(code, magnitude), 8);
-    const __m256i normal = _mm256_add_epi16(_mm256_slli_epi16(magnitude, 4), _mm256_set1_epi16(120 << 7));
-    const __m256i index = _mm256_or_si256(magnitude, _mm256_slli_epi16(_mm256_add_epi16(magnitude, _mm256_set1_epi16(8)), 8));
+    const __m256i normal =
+        _mm256_add_epi16(_mm256_slli_epi16(magnitude, 4), _mm256_set1_epi16(120 << 7));
+    const __m256i index = _mm256_or_si256(
+        magnitude, _mm256_slli_epi16(_mm256_add_epi16(magnitude, _mm256_set1_epi16(8)), 8));
     const __m256i small = _mm256_shuffle_epi8(table, index);
-    __m256i bits = _mm256_blendv_epi8(normal, small, _mm256_cmpgt_epi16(_mm256_set1_epi16(8), magnitude));
+    __m256i bits =
+        _mm256_blendv_epi8(normal, small, _mm256_cmpgt_epi16(_mm256_set1_epi16(8), magnitude));
     const __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
     bits = _mm256_blendv_epi8(bits, _mm256_set1_epi16(0x7fc0), nan);
     return _mm256_or_si256(bits, sign);
@@ -227,8 +272,9 @@ struct Avx2Vec {
     const __m256i shifted = _mm256_slli_epi32(magnitude, 20);
     const __m256i normal = _mm256_add_epi32(shifted, _mm256_set1_epi32(120 << 23));
     // 2^-6 * (1 + m / 8) - 2^-6: exact, and no f32 denormal appears on the way.
-    const __m256 small = _mm256_sub_ps(_mm256_castsi256_ps(_mm256_add_epi32(shifted, _mm256_set1_epi32(121 << 23))),
-                                       _mm256_set1_ps(0.015625f));
+    const __m256 small =
+        _mm256_sub_ps(_mm256_castsi256_ps(_mm256_add_epi32(shifted, _mm256_set1_epi32(121 << 23))),
+                      _mm256_set1_ps(0.015625f));
     const __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), magnitude);
     const __m256i is_nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f));
     __m256i bits = _mm256_blendv_epi8(normal, _mm256_castps_si256(small), is_small);
@@ -240,22 +286,37 @@ struct Avx2Vec {
     const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
     const __m256i sign = _mm256_srli_epi32(_mm256_xor_si256(bits, magnitude), 24);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(magnitude, 20), _mm256_set1_epi32(1));
-    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(magnitude, _mm256_set1_epi32(0x7ffff)), odd);
+    const __m256i rounded =
+        _mm256_add_epi32(_mm256_add_epi32(magnitude, _mm256_set1_epi32(0x7ffff)), odd);
     __m256i code = _mm256_sub_epi32(_mm256_srli_epi32(rounded, 20), _mm256_set1_epi32(120 << 3));
     const __m256 small = _mm256_add_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(16384.0f));
     const __m256i small_code = _mm256_and_si256(_mm256_castps_si256(small), _mm256_set1_epi32(15));
-    code = _mm256_blendv_epi8(code, small_code, _mm256_cmpgt_epi32(_mm256_set1_epi32(0x3c800000), magnitude));
-    code = _mm256_blendv_epi8(code, _mm256_set1_epi32(0x7e), _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x43dfffff)));
-    code = _mm256_blendv_epi8(code, _mm256_set1_epi32(0x7f), _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000)));
+    code = _mm256_blendv_epi8(code, small_code,
+                              _mm256_cmpgt_epi32(_mm256_set1_epi32(0x3c800000), magnitude));
+    code = _mm256_blendv_epi8(code, _mm256_set1_epi32(0x7e),
+                              _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x43dfffff)));
+    code = _mm256_blendv_epi8(code, _mm256_set1_epi32(0x7f),
+                              _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000)));
     return _mm256_or_si256(code, sign);
+  }
+  // Interleaves 16 words with 16 words.
+  BATON_INLINE void Zip(uint8_t* line, __m256i even, __m256i odd) {
+    const __m256i low = _mm256_unpacklo_epi16(even, odd);   // pairs 0-3, 8-11
+    const __m256i high = _mm256_unpackhi_epi16(even, odd);  // pairs 4-7, 12-15
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(line),
+                        _mm256_permute2x128_si256(low, high, 0x20));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(line + 32),
+                        _mm256_permute2x128_si256(low, high, 0x31));
   }
   BATON_INLINE void StorePairsHalf(uint8_t* line, __m256 even, __m256 odd) {
     const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(even), 16);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(line), _mm256_blend_epi16(low, _mm256_castps_si256(odd), 0xaa));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(line),
+                        _mm256_blend_epi16(low, _mm256_castps_si256(odd), 0xaa));
   }
   BATON_INLINE __m256i ToCode(__m256 x, float inverse) {
     const __m256 magic = _mm256_fmadd_ps(x, _mm256_set1_ps(inverse), _mm256_set1_ps(kRoundMagic));
-    return _mm256_sub_epi32(_mm256_castps_si256(magic), _mm256_castps_si256(_mm256_set1_ps(kRoundMagic)));
+    return _mm256_sub_epi32(_mm256_castps_si256(magic),
+                            _mm256_castps_si256(_mm256_set1_ps(kRoundMagic)));
   }
   BATON_INLINE void Transpose8(__m256* r) {
     __m256 t[8], s[8];

@@ -1,6 +1,7 @@
 #pragma once
 
-// 16 lanes in plain C++: the vector type that is tested everywhere. simd_avx2.h and simd_avx512.h have the same members.
+// 16 lanes in plain C++: the vector type that is tested everywhere. simd_avx2.h and simd_avx512.h
+// have the same members.
 
 #include <cmath>
 #include <cstdint>
@@ -31,18 +32,34 @@ struct PortableVec {
     return r;
   }
   BATON_INLINE PortableVec Zero() { return Broadcast(0.0f); }
-  BATON_INLINE PortableVec Broadcast(float x) { return Make([&](int) { return x; }); }
-  BATON_INLINE PortableVec Load(const float* p) { return Make([&](int i) { return p[i]; }); }
+  BATON_INLINE PortableVec Broadcast(float x) {
+    return Make([&](int) { return x; });
+  }
+  BATON_INLINE PortableVec Load(const float* p) {
+    return Make([&](int i) { return p[i]; });
+  }
   BATON_INLINE void Store(float* p, const PortableVec& a) { std::memcpy(p, a.v, sizeof(a.v)); }
-  BATON_INLINE PortableVec Add(const PortableVec& a, const PortableVec& b) { return Make([&](int i) { return a.v[i] + b.v[i]; }); }
-  BATON_INLINE PortableVec Sub(const PortableVec& a, const PortableVec& b) { return Make([&](int i) { return a.v[i] - b.v[i]; }); }
-  BATON_INLINE PortableVec Mul(const PortableVec& a, const PortableVec& b) { return Make([&](int i) { return a.v[i] * b.v[i]; }); }
-  BATON_INLINE PortableVec Div(const PortableVec& a, const PortableVec& b) { return Make([&](int i) { return a.v[i] / b.v[i]; }); }
-  BATON_INLINE PortableVec Sqrt(const PortableVec& a) { return Make([&](int i) { return std::sqrt(a.v[i]); }); }
+  BATON_INLINE PortableVec Add(const PortableVec& a, const PortableVec& b) {
+    return Make([&](int i) { return a.v[i] + b.v[i]; });
+  }
+  BATON_INLINE PortableVec Sub(const PortableVec& a, const PortableVec& b) {
+    return Make([&](int i) { return a.v[i] - b.v[i]; });
+  }
+  BATON_INLINE PortableVec Mul(const PortableVec& a, const PortableVec& b) {
+    return Make([&](int i) { return a.v[i] * b.v[i]; });
+  }
+  BATON_INLINE PortableVec Div(const PortableVec& a, const PortableVec& b) {
+    return Make([&](int i) { return a.v[i] / b.v[i]; });
+  }
+  BATON_INLINE PortableVec Sqrt(const PortableVec& a) {
+    return Make([&](int i) { return std::sqrt(a.v[i]); });
+  }
   BATON_INLINE PortableVec Fma(const PortableVec& a, const PortableVec& b, const PortableVec& c) {
     return Make([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
   }
-  BATON_INLINE PortableVec Negate(const PortableVec& a) { return Make([&](int i) { return -a.v[i]; }); }
+  BATON_INLINE PortableVec Negate(const PortableVec& a) {
+    return Make([&](int i) { return -a.v[i]; });
+  }
   BATON_INLINE Mask Less(const PortableVec& a, const PortableVec& b) {
     Mask m;
     for (int i = 0; i < 16; ++i) m.on[i] = a.v[i] < b.v[i];
@@ -73,12 +90,18 @@ struct PortableVec {
   BATON_INLINE PortableVec PairsOdd(const uint8_t* line) {
     return Make([&](int i) { return base::FloatFromBits(Dword(line, i) & 0xffff0000u); });
   }
-  BATON_INLINE PortableVec RoundBf16(const PortableVec& a) { return Make([&](int i) { return base::RoundToBf16(a.v[i]); }); }
+  BATON_INLINE PortableVec RoundBf16(const PortableVec& a) {
+    return Make([&](int i) { return base::RoundToBf16(a.v[i]); });
+  }
   BATON_INLINE void StoreBf16(uint16_t* p, const PortableVec& a) {
     for (int i = 0; i < 16; ++i) p[i] = base::Bf16FromFloat(a.v[i]);
   }
-  BATON_INLINE PortableVec LoadBf16(const uint16_t* p) { return Make([&](int i) { return base::FloatFromBf16(p[i]); }); }
-  BATON_INLINE PortableVec LoadFp8(const uint8_t* p) { return Make([&](int i) { return base::FloatFromFp8(p[i]); }); }
+  BATON_INLINE PortableVec LoadBf16(const uint16_t* p) {
+    return Make([&](int i) { return base::FloatFromBf16(p[i]); });
+  }
+  BATON_INLINE PortableVec LoadFp8(const uint8_t* p) {
+    return Make([&](int i) { return base::FloatFromFp8(p[i]); });
+  }
   BATON_INLINE void StoreFp8(uint8_t* p, const PortableVec& a) {
     for (int i = 0; i < 16; ++i) p[i] = base::Fp8FromFloat(a.v[i]);
   }
@@ -98,9 +121,17 @@ struct PortableVec {
   // Stores lo and hi as 16 pairs of bf16; both hold bf16 values.
   BATON_INLINE void StorePairs(uint8_t* line, const PortableVec& even, const PortableVec& odd) {
     for (int i = 0; i < 16; ++i) {
-      const uint32_t pair = (base::FloatBits(even.v[i]) >> 16) | (base::FloatBits(odd.v[i]) & 0xffff0000u);
+      const uint32_t pair =
+          (base::FloatBits(even.v[i]) >> 16) | (base::FloatBits(odd.v[i]) & 0xffff0000u);
       std::memcpy(line + 4 * i, &pair, 4);
     }
+  }
+  // 16 values of each of two rows as 16 pairs (even row in the low half).
+  BATON_INLINE void ZipBf16(uint8_t* line, const uint16_t* even, const uint16_t* odd) {
+    StorePairs(line, LoadBf16(even), LoadBf16(odd));
+  }
+  BATON_INLINE void ZipFp8(uint8_t* line, const uint8_t* even, const uint8_t* odd) {
+    StorePairs(line, LoadFp8(even), LoadFp8(odd));
   }
   // 16 bytes of two 4-bit codes: the low and the high ones as f32.
   BATON_INLINE void LoadNibbles(const uint8_t* p, PortableVec* low, PortableVec* high) {
@@ -129,9 +160,7 @@ struct PortableVec {
   // int8 dots: codes are kept as Code, sums of a line of 16 outputs x 4 k go to CodeSums.
   using Code = int8_t;
   BATON_INLINE int CodeValue(const uint8_t* code) { return static_cast<int8_t>(*code); }
-  BATON_INLINE void SetCode(uint8_t* code, int value) {
-    *code = static_cast<uint8_t>(value);
-  }
+  BATON_INLINE void SetCode(uint8_t* code, int value) { *code = static_cast<uint8_t>(value); }
   struct CodeSums {
     int32_t v[16];
   };
@@ -150,16 +179,20 @@ struct PortableVec {
   struct LineSums {};
   BATON_INLINE LineSums ZeroLineSums() { return {}; }
   template <int kTokens>
-  BATON_INLINE void DotLine(const uint8_t* line, const Code* a, size_t stride, CodeSums* sums, LineSums* line_sums) {
+  BATON_INLINE void DotLine(
+      const uint8_t* line, const Code* a, size_t stride, CodeSums* sums, LineSums* line_sums) {
     for (int t = 0; t < kTokens; ++t) {
-      for (int i = 0; i < 64; ++i) sums[t].v[i / 4] += int32_t{a[t * stride + i % 4]} * int32_t{static_cast<int8_t>(line[i])};
+      for (int i = 0; i < 64; ++i)
+        sums[t].v[i / 4] += int32_t{a[t * stride + i % 4]} * int32_t{static_cast<int8_t>(line[i])};
     }
   }
   // As f32.
   BATON_INLINE PortableVec FinishSums(const CodeSums& sums, const LineSums& line_sums) {
     return Make([&](int i) { return static_cast<float>(sums.v[i]); });
   }
-  BATON_INLINE PortableVec FromInt32(const int32_t* p) { return Make([&](int i) { return static_cast<float>(p[i]); }); }
+  BATON_INLINE PortableVec FromInt32(const int32_t* p) {
+    return Make([&](int i) { return static_cast<float>(p[i]); });
+  }
 
  private:
   BATON_INLINE uint32_t Dword(const uint8_t* line, int i) {

@@ -13,15 +13,18 @@
 namespace baton::ops::cpu {
 namespace {
 
-// Longer than the gap between two operations of a step, shorter than a scheduler's time slice: about 20 us at 2.5 GHz.
+// Longer than the gap between two operations of a step, shorter than a scheduler's time slice:
+// about 20 us at 2.5 GHz.
 constexpr uint64_t kSpinCycles = 50000;
 
 void FutexWait(std::atomic<uint32_t>* word, uint32_t expected) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_PRIVATE, expected, nullptr,
+          nullptr, 0);
 }
 
 void FutexWakeAll(std::atomic<uint32_t>* word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE_PRIVATE, 1 << 30, nullptr,
+          nullptr, 0);
 }
 
 // A wish: where it fails the thread runs anywhere.
@@ -72,11 +75,13 @@ void ThreadPool::Run(Job job, const void* context) {
   job_ = job;
   context_ = context;
   remaining_.store(static_cast<uint32_t>(workers_.size()), std::memory_order_relaxed);
-  epoch_.fetch_add(1);  // sequentially consistent: a worker either sees it or is counted in sleepers_
+  epoch_.fetch_add(
+      1);  // sequentially consistent: a worker either sees it or is counted in sleepers_
   if (sleepers_.load() > 0) FutexWakeAll(&epoch_);
   job(context, 0);
   uint32_t left = remaining_.load(std::memory_order_acquire);
-  while (left != 0 && SpinWhileEqual(remaining_, left)) left = remaining_.load(std::memory_order_acquire);
+  while (left != 0 && SpinWhileEqual(remaining_, left))
+    left = remaining_.load(std::memory_order_acquire);
   if (left == 0) return;
   caller_sleeps_.store(true);
   while ((left = remaining_.load()) != 0) FutexWait(&remaining_, left);

@@ -9,8 +9,9 @@
 
 namespace baton::ops::cpu {
 
-// Runs one function on all threads at once, the caller's among them. Waiting is a short, bounded spin, then a futex, so that
-// many processes may share few cores. Engine thread only (one caller at a time).
+// Runs one function on all threads at once, the caller's among them. Waiting is a short, bounded
+// spin, then a futex, so that many processes may share few cores. Engine thread only (one caller at
+// a time).
 class ThreadPool {
  public:
   // `num_threads` counts the caller.
@@ -22,7 +23,8 @@ class ThreadPool {
 
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // f(begin, end, thread) over pieces of at most `grain` of [0, count), taken by whichever thread is free.
+  // f(begin, end, thread) over pieces of at most `grain` of [0, count), taken by whichever thread
+  // is free.
   template <typename F>
   void ParallelFor(int count, int grain, const F& f) {
     if (count <= grain || workers_.empty()) {
@@ -38,7 +40,8 @@ class ThreadPool {
       }
     };
     using Body = decltype(body);
-    Run([](const void* context, int thread) { (*static_cast<const Body*>(context))(thread); }, &body);
+    Run([](const void* context, int thread) { (*static_cast<const Body*>(context))(thread); },
+        &body);
   }
 
  private:
@@ -52,8 +55,8 @@ class ThreadPool {
   std::vector<std::thread> workers_;
   Job job_ = nullptr;
   const void* context_ = nullptr;
-  alignas(64) std::atomic<uint32_t> epoch_{0};      // counts jobs; workers wait for it to move
-  std::atomic<uint32_t> sleepers_{0};               // workers in the futex
+  alignas(64) std::atomic<uint32_t> epoch_{0};  // counts jobs; workers wait for it to move
+  std::atomic<uint32_t> sleepers_{0};           // workers in the futex
   std::atomic<bool> stop_{false};
   alignas(64) std::atomic<uint32_t> remaining_{0};  // workers that have not finished the job
   std::atomic<bool> caller_sleeps_{false};

@@ -1,7 +1,7 @@
 #pragma once
 
-// Eight tiles of 16 rows x 64 bytes, twice: the registers of AMX, and a model of them in software that gives the same bits,
-// so that the AMX kernels run and are tested on machines without AMX.
+// Eight tiles of 16 rows x 64 bytes, twice: the registers of AMX, and a model of them in software
+// that gives the same bits, so that the AMX kernels run and are tested on machines without AMX.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,8 +12,9 @@
 
 namespace baton::ops::cpu {
 
-// AMX itself, in inline assembly: GCC 12's intrinsics declare too few memory operands (the stores that fill the
-// configuration, and those before a tile load, may be dropped at -O3). Configure before use in each thread, Release after.
+// AMX itself, in inline assembly: GCC 12's intrinsics declare too few memory operands (the stores
+// that fill the configuration, and those before a tile load, may be dropped at -O3). Configure
+// before use in each thread, Release after.
 struct HardwareTiles {
   [[gnu::always_inline]] inline void Configure() {
     struct alignas(64) Config {
@@ -21,7 +22,9 @@ struct HardwareTiles {
       uint16_t row_bytes[16];
       uint8_t rows[16];
     };
-    static constexpr Config kConfig = {.palette = 1, .start_row = 0, .reserved = {},
+    static constexpr Config kConfig = {.palette = 1,
+                                       .start_row = 0,
+                                       .reserved = {},
                                        .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
                                        .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
     __asm__ volatile("ldtilecfg %0" : : "m"(kConfig) : "memory");
@@ -33,11 +36,17 @@ struct HardwareTiles {
   }
   template <int kTile>
   [[gnu::always_inline]] inline void Load(const void* p, size_t stride) {
-    __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" : : "n"(kTile), "r"(p), "r"(stride) : "memory");
+    __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0"
+                     :
+                     : "n"(kTile), "r"(p), "r"(stride)
+                     : "memory");
   }
   template <int kTile>
   [[gnu::always_inline]] inline void Store(void* p, size_t stride) {
-    __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" : : "n"(kTile), "r"(p), "r"(stride) : "memory");
+    __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)"
+                     :
+                     : "n"(kTile), "r"(p), "r"(stride)
+                     : "memory");
   }
   // tile c += a (16 rows x 32 bf16) * b (16 lines of 16 pairs).
   template <int kC, int kA, int kB>
@@ -67,11 +76,13 @@ struct SoftwareTiles {
   }
   template <int kTile>
   void Load(const void* p, size_t stride) {
-    for (int row = 0; row < 16; ++row) std::memcpy(tiles[kTile] + 64 * row, static_cast<const uint8_t*>(p) + row * stride, 64);
+    for (int row = 0; row < 16; ++row)
+      std::memcpy(tiles[kTile] + 64 * row, static_cast<const uint8_t*>(p) + row * stride, 64);
   }
   template <int kTile>
   void Store(void* p, size_t stride) {
-    for (int row = 0; row < 16; ++row) std::memcpy(static_cast<uint8_t*>(p) + row * stride, tiles[kTile] + 64 * row, 64);
+    for (int row = 0; row < 16; ++row)
+      std::memcpy(static_cast<uint8_t*>(p) + row * stride, tiles[kTile] + 64 * row, 64);
   }
   template <int kC, int kA, int kB>
   void DotBf16() {

@@ -12,8 +12,8 @@
 namespace baton::ops {
 namespace {
 
-using kv::KvFormat;
 using kv::kBlockTokens;
+using kv::KvFormat;
 
 float SumOfSquares(const float* x, int n) {
   float lanes[16] = {};
@@ -43,7 +43,8 @@ void Append(const KvCacheView& cache, int64_t slot, int side, int head, const fl
   if (slot < 0) return;
   const kv::KvLayout& layout = *cache.layout;
   const int row_index = static_cast<int>(slot % kBlockTokens);
-  uint8_t* block = cache.layer_base + static_cast<size_t>(slot / kBlockTokens) * layout.block_bytes();
+  uint8_t* block =
+      cache.layer_base + static_cast<size_t>(slot / kBlockTokens) * layout.block_bytes();
   uint8_t* row = block + layout.RowOffset(side, head, row_index);
   const int n = layout.head_dim;
   if (layout.format == KvFormat::kF32) {
@@ -60,19 +61,22 @@ void Append(const KvCacheView& cache, int64_t slot, int side, int head, const fl
     uint32_t largest = 0;
     for (int i = 0; i < n; ++i) largest = std::max(largest, MagnitudeBits(x[i]));
     const DynamicScale scale = ScaleFor(largest, base::kFp8Max);
-    for (int i = 0; i < n; ++i) row[i] = scale.inverse == 0.0f ? 0 : base::Fp8FromFloat(x[i] * scale.inverse);
+    for (int i = 0; i < n; ++i)
+      row[i] = scale.inverse == 0.0f ? 0 : base::Fp8FromFloat(x[i] * scale.inverse);
     std::memcpy(block + layout.ScaleOffset(side, head, row_index), &scale.scale, sizeof(float));
   }
 }
 
-// One block of keys or values of one head as f32 [64][D], and one scale per row (1 where the format has none).
+// One block of keys or values of one head as f32 [64][D], and one scale per row (1 where the format
+// has none).
 struct BlockValues {
   std::vector<float> values;
   float scales[kBlockTokens];
 };
 
 // Rows from `num_valid` on are zero, whatever the memory holds.
-void ReadBlock(const KvCacheView& cache, kv::BlockId id, int side, int head, int num_valid, BlockValues* out) {
+void ReadBlock(
+    const KvCacheView& cache, kv::BlockId id, int side, int head, int num_valid, BlockValues* out) {
   const kv::KvLayout& layout = *cache.layout;
   const uint8_t* block = cache.layer_base + static_cast<size_t>(id) * layout.block_bytes();
   const int n = layout.head_dim;
@@ -92,7 +96,8 @@ void ReadBlock(const KvCacheView& cache, kv::BlockId id, int side, int head, int
         to[i] = base::FloatFromFp8(row[i]);
       }
     }
-    if (layout.format == KvFormat::kFp8) out->scales[j] = cache.scales[side * layout.num_kv_heads + head];
+    if (layout.format == KvFormat::kFp8)
+      out->scales[j] = cache.scales[side * layout.num_kv_heads + head];
     if (layout.format == KvFormat::kFp8Dynamic) {
       std::memcpy(&out->scales[j], block + layout.ScaleOffset(side, head, j), sizeof(float));
     }
@@ -107,7 +112,8 @@ float CacheDot(KvFormat format, const float* a, const float* b, int n, int strid
     return sum;
   }
   std::vector<uint16_t> bits(n);
-  for (int k = 0; k < n; ++k) bits[k] = base::Bf16FromFloat(b[static_cast<size_t>(k) * stride]);  // exact
+  for (int k = 0; k < n; ++k)
+    bits[k] = base::Bf16FromFloat(b[static_cast<size_t>(k) * stride]);  // exact
   return DotBf16(a, bits.data(), n);
 }
 
@@ -118,8 +124,13 @@ struct State {
   std::vector<float> out;  // [D]
 };
 
-void AddBlock(KvFormat format, const float* q, float softmax_scale, int num_valid, const BlockValues& keys,
-              const BlockValues& values, State* state) {
+void AddBlock(KvFormat format,
+              const float* q,
+              float softmax_scale,
+              int num_valid,
+              const BlockValues& keys,
+              const BlockValues& values,
+              State* state) {
   const int n = static_cast<int>(state->out.size());
   float scores[kBlockTokens], p[kBlockTokens] = {}, weights[kBlockTokens] = {}, lanes[16];
   float maximum = state->maximum;
@@ -143,7 +154,8 @@ void AddBlock(KvFormat format, const float* q, float softmax_scale, int num_vali
   }
 }
 
-void Attend(const PagedAttentionArgs& args, const SequenceView& sequence, int query, int head, float* out) {
+void Attend(
+    const PagedAttentionArgs& args, const SequenceView& sequence, int query, int head, float* out) {
   const auto& qkv = static_cast<const RefActivation&>(*args.qkv);
   const KvFormat format = args.cache.layout->format;
   const int n = args.head_dim;
@@ -163,7 +175,8 @@ void Attend(const PagedAttentionArgs& args, const SequenceView& sequence, int qu
     ReadBlock(args.cache, sequence.block_table[b], 1, kv_head, num_valid, &values);
     AddBlock(format, q.data(), args.softmax_scale, num_valid, keys, values, &state);
   }
-  const float v_scale = format == KvFormat::kFp8 ? args.cache.scales[args.num_kv_heads + kv_head] : 1.0f;
+  const float v_scale =
+      format == KvFormat::kFp8 ? args.cache.scales[args.num_kv_heads + kv_head] : 1.0f;
   for (int d = 0; d < n; ++d) out[d] = (state.out[d] / state.sum) * v_scale;
 }
 
@@ -184,7 +197,8 @@ void RefQkNormRopeAppend(const QkNormRopeAppendArgs& args) {
       Rotate(x, rope, n);
       Append(args.cache, args.slots[t], 0, head, x);
     }
-    for (int head = 0; head < args.num_kv_heads; ++head, x += n) Append(args.cache, args.slots[t], 1, head, x);
+    for (int head = 0; head < args.num_kv_heads; ++head, x += n)
+      Append(args.cache, args.slots[t], 1, head, x);
   }
 }
 

@@ -19,7 +19,9 @@ namespace baton::ops {
 namespace {
 
 RefActivation& Mutable(Activation* activation) { return static_cast<RefActivation&>(*activation); }
-const RefActivation& Const(const Activation& activation) { return static_cast<const RefActivation&>(activation); }
+const RefActivation& Const(const Activation& activation) {
+  return static_cast<const RefActivation&>(activation);
+}
 const RefMatrix& Weights(const Matrix& matrix) { return static_cast<const RefMatrix&>(matrix); }
 
 void NormRow(const float* x, absl::Span<const float> weight, float eps, float* out) {
@@ -38,7 +40,8 @@ class RefBackend : public Backend {
   std::string description() const override { return "ref"; }
   WeightDtype weight_dtype() const override { return dtype_; }
 
-  absl::StatusOr<std::unique_ptr<Matrix>> Pack(const MatrixSource& source, bool interleave_half) override {
+  absl::StatusOr<std::unique_ptr<Matrix>> Pack(const MatrixSource& source,
+                                               bool interleave_half) override {
     BATON_RETURN_IF_ERROR(CheckPack(source, dtype_, interleave_half));
     const ScopedFlushDenormals flush;
     auto matrix = std::make_unique<RefMatrix>();
@@ -50,7 +53,9 @@ class RefBackend : public Backend {
     return std::unique_ptr<Matrix>(std::move(matrix));
   }
 
-  absl::StatusOr<std::unique_ptr<Activation>> NewActivation(ActivationKind kind, int max_tokens, int width) override {
+  absl::StatusOr<std::unique_ptr<Activation>> NewActivation(ActivationKind kind,
+                                                            int max_tokens,
+                                                            int width) override {
     BATON_RETURN_IF_ERROR(CheckAtMost("activation", "max_tokens", max_tokens, int64_t{1} << 24));
     BATON_RETURN_IF_ERROR(CheckAtMost("activation", "width", width, int64_t{1} << 24));
     auto activation = std::make_unique<RefActivation>();
@@ -67,7 +72,9 @@ class RefBackend : public Backend {
     return std::unique_ptr<Activation>(std::move(activation));
   }
 
-  absl::Status Embed(const Matrix& table, absl::Span<const int32_t> ids, Activation* residual) override {
+  absl::Status Embed(const Matrix& table,
+                     absl::Span<const int32_t> ids,
+                     Activation* residual) override {
     RefActivation& out = Mutable(residual);
     const RefMatrix& w = Weights(table);
     BATON_RETURN_IF_ERROR(CheckAtMost("embed", "T", ids.size(), out.max_tokens));
@@ -80,7 +87,10 @@ class RefBackend : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status RmsNorm(const Activation& residual, int num_tokens, absl::Span<const float> weight, float eps,
+  absl::Status RmsNorm(const Activation& residual,
+                       int num_tokens,
+                       absl::Span<const float> weight,
+                       float eps,
                        Activation* out) override {
     const RefActivation& x = Const(residual);
     RefActivation& y = Mutable(out);
@@ -95,7 +105,10 @@ class RefBackend : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status QkvProject(const Activation& x, int num_tokens, const Matrix& weight, absl::Span<const float> bias,
+  absl::Status QkvProject(const Activation& x,
+                          int num_tokens,
+                          const Matrix& weight,
+                          absl::Span<const float> bias,
                           Activation* qkv) override {
     const RefActivation& in = Const(x);
     const RefMatrix& w = Weights(weight);
@@ -103,7 +116,8 @@ class RefBackend : public Backend {
     BATON_RETURN_IF_ERROR(CheckTokens("qkv project", num_tokens, in, out));
     BATON_RETURN_IF_ERROR(CheckEqual("qkv project", "K", w.num_cols, in.width));
     BATON_RETURN_IF_ERROR(CheckEqual("qkv project", "rows", w.num_rows, out.width));
-    if (!bias.empty()) BATON_RETURN_IF_ERROR(CheckEqual("qkv project", "bias", bias.size(), w.num_rows));
+    if (!bias.empty())
+      BATON_RETURN_IF_ERROR(CheckEqual("qkv project", "bias", bias.size(), w.num_rows));
     const ScopedFlushDenormals flush;
     for (int t = 0; t < num_tokens; ++t) {
       for (int r = 0; r < w.num_rows; ++r) {
@@ -124,13 +138,17 @@ class RefBackend : public Backend {
 
   absl::Status PagedAttention(const PagedAttentionArgs& args) override {
     const RefActivation& out = Mutable(args.out);
-    BATON_RETURN_IF_ERROR(CheckPagedAttention(args, out.max_tokens, Const(*args.qkv).width, out.width));
+    BATON_RETURN_IF_ERROR(
+        CheckPagedAttention(args, out.max_tokens, Const(*args.qkv).width, out.width));
     const ScopedFlushDenormals flush;
     RefPagedAttention(args);
     return absl::OkStatus();
   }
 
-  absl::Status ProjectAdd(const Activation& x, int num_tokens, const Matrix& weight, Activation* residual) override {
+  absl::Status ProjectAdd(const Activation& x,
+                          int num_tokens,
+                          const Matrix& weight,
+                          Activation* residual) override {
     const RefActivation& in = Const(x);
     const RefMatrix& w = Weights(weight);
     RefActivation& out = Mutable(residual);
@@ -149,7 +167,10 @@ class RefBackend : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status GateUpSilu(const Activation& x, int num_tokens, const Matrix& weight, Activation* out) override {
+  absl::Status GateUpSilu(const Activation& x,
+                          int num_tokens,
+                          const Matrix& weight,
+                          Activation* out) override {
     const RefActivation& in = Const(x);
     const RefMatrix& w = Weights(weight);
     RefActivation& y = Mutable(out);
@@ -168,45 +189,62 @@ class RefBackend : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status Logits(const Activation& residual, absl::Span<const int32_t> rows, absl::Span<const float> weight,
-                      float eps, const Matrix& head, float* logits) override {
+  absl::Status Logits(const Activation& residual,
+                      absl::Span<const int32_t> rows,
+                      absl::Span<const float> weight,
+                      float eps,
+                      const Matrix& head,
+                      float* logits) override {
     const RefActivation& x = Const(residual);
     const RefMatrix& w = Weights(head);
     BATON_RETURN_IF_ERROR(CheckEqual("logits", "weight", weight.size(), x.width));
     BATON_RETURN_IF_ERROR(CheckEqual("logits", "head E", w.num_cols, x.width));
-    for (const int32_t row : rows) BATON_RETURN_IF_ERROR(CheckAtMost("logits", "row", row, x.max_tokens - 1));
+    for (const int32_t row : rows)
+      BATON_RETURN_IF_ERROR(CheckAtMost("logits", "row", row, x.max_tokens - 1));
     const ScopedFlushDenormals flush;
-    BATON_ASSIGN_OR_RETURN(std::unique_ptr<Activation> normed, NewActivation(ActivationKind::kLinearInput, 1, x.width));
+    BATON_ASSIGN_OR_RETURN(std::unique_ptr<Activation> normed,
+                           NewActivation(ActivationKind::kLinearInput, 1, x.width));
     RefActivation& y = Mutable(normed.get());
     for (size_t r = 0; r < rows.size(); ++r) {
       NormRow(x.row(rows[r]), weight, eps, y.row(0));
       y.FinishLinearInput(0);
-      for (int v = 0; v < w.num_rows; ++v) logits[r * w.num_rows + v] = Dot(y, 0, w, v, 0, w.num_cols);
+      for (int v = 0; v < w.num_rows; ++v)
+        logits[r * w.num_rows + v] = Dot(y, 0, w, v, 0, w.num_cols);
     }
     return absl::OkStatus();
   }
 
   absl::Status Synchronize() override { return absl::OkStatus(); }
 
-  absl::StatusOr<std::vector<float>> Read(const Activation& activation, int num_tokens, int width) override {
+  absl::StatusOr<std::vector<float>> Read(const Activation& activation,
+                                          int num_tokens,
+                                          int width) override {
     const RefActivation& x = Const(activation);
     BATON_RETURN_IF_ERROR(CheckAtMost("read", "T", num_tokens, x.max_tokens));
     BATON_RETURN_IF_ERROR(CheckEqual("read", "width", width, x.width));
-    std::vector<float> out(x.values.begin(), x.values.begin() + static_cast<size_t>(num_tokens) * width);
+    std::vector<float> out(x.values.begin(),
+                           x.values.begin() + static_cast<size_t>(num_tokens) * width);
     if (x.dtype == WeightDtype::kInt8) {
       const ScopedFlushDenormals flush;
-      for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(x.codes[i]) * x.scales[i / width];
+      for (size_t i = 0; i < out.size(); ++i)
+        out[i] = static_cast<float>(x.codes[i]) * x.scales[i / width];
     }
     return out;
   }
 
  private:
-  static absl::Status CheckTokens(absl::string_view what, int num_tokens, const RefActivation& in, const RefActivation& out) {
+  static absl::Status CheckTokens(absl::string_view what,
+                                  int num_tokens,
+                                  const RefActivation& in,
+                                  const RefActivation& out) {
     BATON_RETURN_IF_ERROR(CheckAtMost(what, "T", num_tokens, in.max_tokens));
     return CheckAtMost(what, "T", num_tokens, out.max_tokens);
   }
 
-  void PackRow(const MatrixSource& source, int r, std::vector<float>* row, RefMatrix* matrix) const {
+  void PackRow(const MatrixSource& source,
+               int r,
+               std::vector<float>* row,
+               RefMatrix* matrix) const {
     if (dtype_ == WeightDtype::kQ4) {
       PackRowQ4(source, r, row, matrix);
       return;
@@ -219,14 +257,19 @@ class RefBackend : public Backend {
     } else {
       const size_t offset = matrix->codes.size();
       matrix->codes.resize(offset + row->size());
-      matrix->scales.push_back(QuantizeRowInt8(row->data(), source.cols, matrix->codes.data() + offset));
+      matrix->scales.push_back(
+          QuantizeRowInt8(row->data(), source.cols, matrix->codes.data() + offset));
     }
   }
 
-  static void PackRowQ4(const MatrixSource& source, int r, std::vector<float>* row, RefMatrix* matrix) {
+  static void PackRowQ4(const MatrixSource& source,
+                        int r,
+                        std::vector<float>* row,
+                        RefMatrix* matrix) {
     std::vector<uint8_t> codes(source.cols);
     std::vector<float> scales(source.cols / kQ4Group), minimums(source.cols / kQ4Group);
-    if (!source.read_row_q4 || !source.read_row_q4(r, codes.data(), scales.data(), minimums.data())) {
+    if (!source.read_row_q4 ||
+        !source.read_row_q4(r, codes.data(), scales.data(), minimums.data())) {
       source.read_row(r, row->data());
       QuantizeRowQ4(row->data(), source.cols, codes.data(), scales.data(), minimums.data());
     }
@@ -240,6 +283,8 @@ class RefBackend : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> CreateRefBackend(WeightDtype dtype) { return std::make_unique<RefBackend>(dtype); }
+std::unique_ptr<Backend> CreateRefBackend(WeightDtype dtype) {
+  return std::make_unique<RefBackend>(dtype);
+}
 
 }  // namespace baton::ops

@@ -50,8 +50,10 @@ float DotBf16(const float* a, const uint16_t* b, int n, int stride) {
 
 float Dot(const RefActivation& x, int t, const RefMatrix& w, int row, int from, int to) {
   const size_t offset = static_cast<size_t>(row) * w.num_cols + from;
-  if (w.dtype == WeightDtype::kF32) return DotF32(x.row(t) + from, w.f32.data() + offset, to - from);
-  if (w.dtype != WeightDtype::kInt8) return DotBf16(x.row(t) + from, w.bf16.data() + offset, to - from);
+  if (w.dtype == WeightDtype::kF32)
+    return DotF32(x.row(t) + from, w.f32.data() + offset, to - from);
+  if (w.dtype != WeightDtype::kInt8)
+    return DotBf16(x.row(t) + from, w.bf16.data() + offset, to - from);
   int32_t sum = 0;
   const int8_t* a = x.codes_row(t) + from;
   for (int k = 0; k < to - from; ++k) sum += int32_t{a[k]} * int32_t{w.codes[offset + k]};

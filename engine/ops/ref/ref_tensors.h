@@ -15,7 +15,8 @@ class RefMatrix : public Matrix {
   int rows() const override { return num_rows; }
   int cols() const override { return num_cols; }
   size_t bytes() const override {
-    return f32.size() * sizeof(float) + bf16.size() * sizeof(uint16_t) + codes.size() + scales.size() * sizeof(float);
+    return f32.size() * sizeof(float) + bf16.size() * sizeof(uint16_t) + codes.size() +
+           scales.size() * sizeof(float);
   }
 
   // The weight as the dot sees it; for int8 code * scale.
@@ -24,10 +25,10 @@ class RefMatrix : public Matrix {
   int num_rows = 0;
   int num_cols = 0;
   WeightDtype dtype = WeightDtype::kF32;
-  std::vector<float> f32;       // kF32
-  std::vector<uint16_t> bf16;   // kBf16, kQ4
-  std::vector<int8_t> codes;    // kInt8
-  std::vector<float> scales;    // kInt8: [rows]
+  std::vector<float> f32;      // kF32
+  std::vector<uint16_t> bf16;  // kBf16, kQ4
+  std::vector<int8_t> codes;   // kInt8
+  std::vector<float> scales;   // kInt8: [rows]
 };
 
 class RefActivation : public Activation {
@@ -43,9 +44,10 @@ class RefActivation : public Activation {
   WeightDtype dtype = WeightDtype::kF32;
   int max_tokens = 0;
   int width = 0;
-  std::vector<float> values;   // kLinearInput of kBf16 and kQ4: rounded to bf16; of kInt8: before quantisation
-  std::vector<int8_t> codes;   // kLinearInput of kInt8
-  std::vector<float> scales;   // same: [max_tokens]
+  std::vector<float>
+      values;  // kLinearInput of kBf16 and kQ4: rounded to bf16; of kInt8: before quantisation
+  std::vector<int8_t> codes;  // kLinearInput of kInt8
+  std::vector<float> scales;  // same: [max_tokens]
 };
 
 // The canonical f32 dot: one chain.

@@ -17,13 +17,14 @@ std::vector<double> Magnitudes() {
   std::vector<double> values;
   for (int code = 0; code < 127; ++code) {
     const int exponent = code / 8, mantissa = code % 8;
-    values.push_back(exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10));
+    values.push_back(exponent == 0 ? std::ldexp(mantissa, -9)
+                                   : std::ldexp(8 + mantissa, exponent - 10));
   }
   return values;
 }
 
-// The rule of the format by search, sharing nothing with the code under test: the nearest magnitude, the even code of two
-// equally near, the largest for everything beyond.
+// The rule of the format by search, sharing nothing with the code under test: the nearest
+// magnitude, the even code of two equally near, the largest for everything beyond.
 uint8_t NearestCode(double value, const std::vector<double>& magnitudes) {
   const uint8_t sign = std::signbit(value) ? 0x80 : 0;
   if (std::isnan(value)) return sign | 0x7f;
@@ -32,7 +33,8 @@ uint8_t NearestCode(double value, const std::vector<double>& magnitudes) {
   for (int code = 0; code < 127; ++code) {
     const double distance = std::fabs(magnitudes[code] - magnitude);
     const double best_distance = std::fabs(magnitudes[best] - magnitude);
-    if (distance < best_distance || (distance == best_distance && code % 2 == 0 && best != code)) best = code;
+    if (distance < best_distance || (distance == best_distance && code % 2 == 0 && best != code))
+      best = code;
   }
   return std::isinf(value) ? sign | 126 : sign | best;
 }
@@ -49,7 +51,8 @@ TEST(Fp8, ConversionIsExactForAllBf16Inputs) {
       const uint8_t code = Fp8FromFloat(value);
       _mm_setcsr(saved & ~0x8040u);
       const uint8_t want = NearestCode(value, magnitudes);
-      if (code != want && ++wrong < 5) ADD_FAILURE() << "bf16 " << std::hex << bits << ": " << int{code} << " want " << int{want};
+      if (code != want && ++wrong < 5)
+        ADD_FAILURE() << "bf16 " << std::hex << bits << ": " << int{code} << " want " << int{want};
     }
     EXPECT_EQ(wrong, 0);
   }
@@ -67,10 +70,10 @@ TEST(Fp8, SaturatesAndKeepsNan) {
   EXPECT_EQ(Fp8FromFloat(-std::numeric_limits<float>::infinity()), 0xfe);
   EXPECT_EQ(Fp8FromFloat(std::nanf("")) & 0x7f, 0x7f);
   EXPECT_EQ(Fp8FromFloat(-0.0f), 0x80);
-  EXPECT_EQ(Fp8FromFloat(std::ldexp(1.0f, -10)), 0x00);          // a tie with zero: even
+  EXPECT_EQ(Fp8FromFloat(std::ldexp(1.0f, -10)), 0x00);  // a tie with zero: even
   EXPECT_EQ(Fp8FromFloat(std::ldexp(1.5f, -10)), 0x01);
-  EXPECT_EQ(Fp8FromFloat(std::ldexp(3.0f, -10)), 0x02);          // a tie of 1 and 2: even
-  EXPECT_EQ(Fp8FromFloat(std::ldexp(7.6f, -9)), 0x08);           // up into the normal ones
+  EXPECT_EQ(Fp8FromFloat(std::ldexp(3.0f, -10)), 0x02);  // a tie of 1 and 2: even
+  EXPECT_EQ(Fp8FromFloat(std::ldexp(7.6f, -9)), 0x08);   // up into the normal ones
 }
 
 TEST(Fp8, EveryCodeComesBack) {

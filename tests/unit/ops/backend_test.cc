@@ -1,4 +1,5 @@
-// What backend.h says about errors, and what the reference computes on a case small enough to check by hand.
+// What backend.h says about errors, and what the reference computes on a case small enough to check
+// by hand.
 
 #include "engine/ops/backend.h"
 
@@ -49,7 +50,8 @@ TEST(CreateBackend, IsaThatTheMachineLacksIsUnavailableAndNamesWhatIsThere) {
     BackendOptions options;
     options.isa = isa;
     const auto backend = CreateBackend("cpu", WeightDtype::kBf16, options);
-    const bool here = (" " + cpu::AvailableLevels() + " ").find(std::string(" ") + isa + " ") != std::string::npos;
+    const bool here = (" " + cpu::AvailableLevels() + " ").find(std::string(" ") + isa + " ") !=
+                      std::string::npos;
     if (here) {
       ASSERT_TRUE(backend.ok()) << backend.status();
       EXPECT_THAT((*backend)->description(), HasSubstr(isa));
@@ -63,15 +65,19 @@ TEST(CreateBackend, IsaThatTheMachineLacksIsUnavailableAndNamesWhatIsThere) {
 TEST(CreateBackend, BadThreadCountIsRefused) {
   BackendOptions options;
   options.num_threads = -1;
-  EXPECT_EQ(CreateBackend("cpu", WeightDtype::kF32, options).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CreateBackend("cpu", WeightDtype::kF32, options).status().code(),
+            absl::StatusCode::kInvalidArgument);
   options.num_threads = 100000;
-  EXPECT_EQ(CreateBackend("cpu", WeightDtype::kF32, options).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CreateBackend("cpu", WeightDtype::kF32, options).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST(ParseWeightDtype, KnowsItsNamesOnly) {
-  for (const char* name : {"f32", "bf16", "int8", "q4"}) EXPECT_EQ(WeightDtypeName(*ParseWeightDtype(name)), name);
+  for (const char* name : {"f32", "bf16", "int8", "q4"})
+    EXPECT_EQ(WeightDtypeName(*ParseWeightDtype(name)), name);
   for (const char* name : {"", "BF16", "fp8", "q4 "}) {
-    EXPECT_THAT(std::string(ParseWeightDtype(name).status().message()), HasSubstr("auto, f32, bf16, int8, q4"));
+    EXPECT_THAT(std::string(ParseWeightDtype(name).status().message()),
+                HasSubstr("auto, f32, bf16, int8, q4"));
   }
 }
 
@@ -107,15 +113,26 @@ TEST_P(BackendErrors, WrongShapesAreRefusedBeforeAnyWrite) {
 TEST_P(BackendErrors, AppendAndAttentionCheckTheirArguments) {
   const auto backend = Make(GetParam());
   constexpr int kDim = 16;
-  const kv::KvLayout layout = {.num_layers = 1, .num_kv_heads = 1, .head_dim = kDim, .num_blocks = 2, .format = kv::KvFormat::kF32};
+  const kv::KvLayout layout = {.num_layers = 1,
+                               .num_kv_heads = 1,
+                               .head_dim = kDim,
+                               .num_blocks = 2,
+                               .format = kv::KvFormat::kF32};
   std::vector<uint8_t> pool(layout.pool_bytes());
   const auto qkv = *backend->NewActivation(ActivationKind::kProjected, 2, 4 * kDim);
   const auto out = *backend->NewActivation(ActivationKind::kLinearInput, 2, 2 * kDim);
   const std::vector<float> rope(8 * kDim, 0.0f);
   const std::vector<int32_t> positions = {0}, far = {8};
-  const std::vector<int64_t> slots = {0}, outside = {2 * kv::kBlockTokens}, skip = {-1}, negative = {-2};
-  QkNormRopeAppendArgs append = {.qkv = qkv.get(), .num_tokens = 1, .num_heads = 2, .num_kv_heads = 1, .head_dim = kDim,
-                                 .positions = positions, .slots = slots, .rope = rope,
+  const std::vector<int64_t> slots = {0}, outside = {2 * kv::kBlockTokens}, skip = {-1},
+                             negative = {-2};
+  QkNormRopeAppendArgs append = {.qkv = qkv.get(),
+                                 .num_tokens = 1,
+                                 .num_heads = 2,
+                                 .num_kv_heads = 1,
+                                 .head_dim = kDim,
+                                 .positions = positions,
+                                 .slots = slots,
+                                 .rope = rope,
                                  .cache = {.layout = &layout, .layer_base = pool.data()}};
   EXPECT_TRUE(backend->QkNormRopeAppend(append).ok());
   const auto refused = [&](auto change) {
@@ -127,43 +144,66 @@ TEST_P(BackendErrors, AppendAndAttentionCheckTheirArguments) {
   EXPECT_TRUE(refused([&](QkNormRopeAppendArgs* a) { a->slots = outside; }));
   EXPECT_TRUE(refused([&](QkNormRopeAppendArgs* a) { a->slots = negative; }));
   EXPECT_TRUE(refused([&](QkNormRopeAppendArgs* a) { a->num_heads = 3; }));
-  EXPECT_TRUE(refused([&](QkNormRopeAppendArgs* a) { a->q_weight = absl::MakeConstSpan(rope).subspan(0, 3); }));
+  EXPECT_TRUE(refused(
+      [&](QkNormRopeAppendArgs* a) { a->q_weight = absl::MakeConstSpan(rope).subspan(0, 3); }));
   EXPECT_FALSE(refused([&](QkNormRopeAppendArgs* a) { a->slots = skip; }));
 
   const std::vector<kv::BlockId> table = {1}, bad_table = {2};
-  std::vector<SequenceView> views = {{.query_start = 0, .query_len = 1, .context_len = 1, .block_table = table}};
-  PagedAttentionArgs attention = {.qkv = qkv.get(), .num_tokens = 1, .num_heads = 2, .num_kv_heads = 1, .head_dim = kDim,
-                                  .softmax_scale = 1, .sequences = views,
-                                  .cache = {.layout = &layout, .layer_base = pool.data()}, .out = out.get()};
+  std::vector<SequenceView> views = {
+      {.query_start = 0, .query_len = 1, .context_len = 1, .block_table = table}};
+  PagedAttentionArgs attention = {.qkv = qkv.get(),
+                                  .num_tokens = 1,
+                                  .num_heads = 2,
+                                  .num_kv_heads = 1,
+                                  .head_dim = kDim,
+                                  .softmax_scale = 1,
+                                  .sequences = views,
+                                  .cache = {.layout = &layout, .layer_base = pool.data()},
+                                  .out = out.get()};
   EXPECT_TRUE(backend->PagedAttention(attention).ok());
   const auto bad_view = [&](SequenceView view) {
     views[0] = view;
     return backend->PagedAttention(attention).code() == absl::StatusCode::kInvalidArgument;
   };
-  EXPECT_TRUE(bad_view({.query_start = 0, .query_len = 1, .context_len = 1, .block_table = bad_table}));
-  EXPECT_TRUE(bad_view({.query_start = 0, .query_len = 1, .context_len = 65, .block_table = table}));
+  EXPECT_TRUE(
+      bad_view({.query_start = 0, .query_len = 1, .context_len = 1, .block_table = bad_table}));
+  EXPECT_TRUE(
+      bad_view({.query_start = 0, .query_len = 1, .context_len = 65, .block_table = table}));
   EXPECT_TRUE(bad_view({.query_start = 0, .query_len = 1, .context_len = 0, .block_table = table}));
   EXPECT_TRUE(bad_view({.query_start = 1, .query_len = 1, .context_len = 1, .block_table = table}));
   EXPECT_TRUE(bad_view({.query_start = 0, .query_len = 2, .context_len = 2, .block_table = table}));
 }
 
-// One sequence, one head, keys of zero: every visible token weighs the same, so the answer is the mean of the values.
+// One sequence, one head, keys of zero: every visible token weighs the same, so the answer is the
+// mean of the values.
 TEST_P(BackendErrors, AttentionWithEqualScoresIsTheMeanOfVisibleValues) {
   const auto backend = Make(GetParam());
   constexpr int kDim = 16, kTokens = 70;
-  const kv::KvLayout layout = {.num_layers = 1, .num_kv_heads = 1, .head_dim = kDim, .num_blocks = 3, .format = kv::KvFormat::kF32};
+  const kv::KvLayout layout = {.num_layers = 1,
+                               .num_kv_heads = 1,
+                               .head_dim = kDim,
+                               .num_blocks = 3,
+                               .format = kv::KvFormat::kF32};
   std::vector<uint8_t> pool(layout.pool_bytes(), 0);
   const std::vector<kv::BlockId> table = {2, 0};
   for (int t = 0; t < kTokens; ++t) {
-    auto* row = reinterpret_cast<float*>(pool.data() + layout.BlockOffset(0, table[t / 64]) + layout.RowOffset(1, 0, t % 64));
+    auto* row = reinterpret_cast<float*>(pool.data() + layout.BlockOffset(0, table[t / 64]) +
+                                         layout.RowOffset(1, 0, t % 64));
     std::fill(row, row + kDim, static_cast<float>(t));
   }
   const auto qkv = *backend->NewActivation(ActivationKind::kProjected, 3, 3 * kDim);
   const auto out = *backend->NewActivation(ActivationKind::kLinearInput, 3, kDim);
-  const std::vector<SequenceView> views = {{.query_start = 0, .query_len = 3, .context_len = kTokens, .block_table = table}};
-  const PagedAttentionArgs args = {.qkv = qkv.get(), .num_tokens = 3, .num_heads = 1, .num_kv_heads = 1, .head_dim = kDim,
-                                   .softmax_scale = 1, .sequences = views,
-                                   .cache = {.layout = &layout, .layer_base = pool.data()}, .out = out.get()};
+  const std::vector<SequenceView> views = {
+      {.query_start = 0, .query_len = 3, .context_len = kTokens, .block_table = table}};
+  const PagedAttentionArgs args = {.qkv = qkv.get(),
+                                   .num_tokens = 3,
+                                   .num_heads = 1,
+                                   .num_kv_heads = 1,
+                                   .head_dim = kDim,
+                                   .softmax_scale = 1,
+                                   .sequences = views,
+                                   .cache = {.layout = &layout, .layer_base = pool.data()},
+                                   .out = out.get()};
   ASSERT_TRUE(backend->PagedAttention(args).ok());
   const std::vector<float> values = *backend->Read(*out, 3, kDim);
   for (int query = 0; query < 3; ++query) {
@@ -172,7 +212,9 @@ TEST_P(BackendErrors, AttentionWithEqualScoresIsTheMeanOfVisibleValues) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, BackendErrors, testing::Values("ref", "cpu"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Each, BackendErrors, testing::Values("ref", "cpu"), [](const auto& info) {
+  return std::string(info.param);
+});
 
 }  // namespace
 }  // namespace baton::ops

@@ -55,7 +55,8 @@ TEST(CanonicalMath, SiluIsCloseToTheExactValue) {
 TEST(CanonicalMath, SineAndCosineAreExactToTheLastPlaceOfF32) {
   std::mt19937_64 random(5);
   for (int i = 0; i < 200000; ++i) {
-    const double x = std::ldexp(static_cast<double>(random() >> 11), -53) * (i % 2 == 0 ? 10.0 : 1e6);
+    const double x =
+        std::ldexp(static_cast<double>(random() >> 11), -53) * (i % 2 == 0 ? 10.0 : 1e6);
     double sine, cosine;
     CanonicalSinCos(x, &sine, &cosine);
     ASSERT_NEAR(sine, std::sin(x), 1e-12) << x;
@@ -63,7 +64,8 @@ TEST(CanonicalMath, SineAndCosineAreExactToTheLastPlaceOfF32) {
   }
 }
 
-// The vector types run the same source; here the portable one, lane by lane. The machine's own are in parity/ops.
+// The vector types run the same source; here the portable one, lane by lane. The machine's own are
+// in parity/ops.
 TEST(CanonicalMath, SixteenLanesGiveTheBitsOfOne) {
   using cpu::PortableVec;
   const ScopedFlushDenormals flush;
@@ -75,8 +77,11 @@ TEST(CanonicalMath, SixteenLanesGiveTheBitsOfOne) {
     PortableVec::Store(silus, Silu(PortableVec::Load(x)));
     for (int lane = 0; lane < 16; ++lane) {
       const float e = CanonicalExp(x[lane]), s = CanonicalSilu(x[lane]);
-      ASSERT_TRUE(std::memcmp(&e, &exps[lane], 4) == 0 || (std::isnan(e) && std::isnan(exps[lane]))) << x[lane];
-      ASSERT_TRUE(std::memcmp(&s, &silus[lane], 4) == 0 || (std::isnan(s) && std::isnan(silus[lane]))) << x[lane];
+      ASSERT_TRUE(std::memcmp(&e, &exps[lane], 4) == 0 || (std::isnan(e) && std::isnan(exps[lane])))
+          << x[lane];
+      ASSERT_TRUE(std::memcmp(&s, &silus[lane], 4) == 0 ||
+                  (std::isnan(s) && std::isnan(silus[lane])))
+          << x[lane];
     }
   }
 }

@@ -13,7 +13,8 @@ TEST(QuantizeInt8, ErrorIsAtMostHalfAStep) {
   std::mt19937 random(3);
   std::vector<float> row(100);
   std::vector<int8_t> codes(100);
-  for (float& value : row) value = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 77.0f;
+  for (float& value : row)
+    value = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 77.0f;
   const float scale = QuantizeRowInt8(row.data(), 100, codes.data());
   for (int i = 0; i < 100; ++i) EXPECT_LE(std::fabs(codes[i] * scale - row[i]), scale * 0.5001f);
 }
@@ -52,7 +53,8 @@ TEST(QuantizeQ4, ValuesAreWithinHalfAStepAndEndsAreKept) {
     EXPECT_LE(codes[i], 15);
     const float value = base::FloatFromBf16(Q4Value(codes[i], scales[i / 32], minimums[i / 32]));
     // Half a step of the code and half a unit of bf16's last place.
-    EXPECT_LE(std::fabs(value - row[i]), 0.5001f * scales[i / 32] + std::fabs(row[i]) / 256.0f + 1e-6f);
+    EXPECT_LE(std::fabs(value - row[i]),
+              0.5001f * scales[i / 32] + std::fabs(row[i]) / 256.0f + 1e-6f);
   }
 }
 

@@ -30,7 +30,8 @@ TEST(ThreadPool, ManyPoolsShareFewCores) {
   for (int i = 0; i < 8; ++i) pools.push_back(std::make_unique<ThreadPool>(4, i % 2 == 0));
   std::atomic<int> sum{0};
   for (int round = 0; round < 50; ++round) {
-    for (const auto& pool : pools) pool->ParallelFor(8, 1, [&](int begin, int end, int) { sum.fetch_add(end - begin); });
+    for (const auto& pool : pools)
+      pool->ParallelFor(8, 1, [&](int begin, int end, int) { sum.fetch_add(end - begin); });
   }
   EXPECT_EQ(sum.load(), 50 * 8 * 8);
 }

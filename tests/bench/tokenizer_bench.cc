@@ -1,6 +1,6 @@
 // Tokenizer: load time, encode throughput on plain and hostile text, decode throughput. Needs
 // scripts/get_tokenizer.sh.
-//   build/bench/tokenizer_bench
+//   build/tests/tokenizer_bench
 
 #include <string>
 #include <vector>

@@ -13,6 +13,7 @@
 #include "kvtransfer/receiver.h"
 #include "prefill_worker/peer_client.h"
 #include "tests/support/fake_runner.h"
+#include "tests/support/keep_grpc_running.h"
 
 namespace baton {
 namespace {

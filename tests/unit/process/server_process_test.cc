@@ -27,6 +27,7 @@
 #include "grpcpp/client_context.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "gtest/gtest.h"
+#include "tests/support/keep_grpc_running.h"
 
 namespace baton::process {
 namespace {

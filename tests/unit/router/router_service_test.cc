@@ -21,6 +21,7 @@
 #include "gtest/gtest.h"
 #include "router/router.h"
 #include "tests/unit/router/router_fakes.h"
+#include "tests/support/keep_grpc_running.h"
 
 namespace baton::router {
 namespace {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "engine/base/mutex.h"
 

@@ -79,8 +79,9 @@ TEST_F(PromptEncoderTest, ModelWithoutTemplateRefusesChats) {
 }
 
 TEST_F(PromptEncoderTest, PoolWorksOffTheCallersThreadAndRefusesWhenFull) {
-  EncoderPool pool(&Facts(), 1, 1);
   std::promise<std::thread::id> ran_on;
+  std::promise<void> started, release;
+  EncoderPool pool(&Facts(), 1, 1);  // goes first: its thread uses the promises
   auto request = std::make_shared<v1::GenerateRequest>();
   request->set_text("abc");
   pool.Encode(request, 1000, [&](absl::StatusOr<EncodedPrompt> prompt) {
@@ -88,7 +89,6 @@ TEST_F(PromptEncoderTest, PoolWorksOffTheCallersThreadAndRefusesWhenFull) {
     ran_on.set_value(std::this_thread::get_id());
   });
   EXPECT_NE(ran_on.get_future().get(), std::this_thread::get_id());
-  std::promise<void> started, release;
   ASSERT_TRUE(pool.Run([&] {
     started.set_value();
     release.get_future().wait();

@@ -45,7 +45,7 @@ enum class WeightDtype {
   kF32,
   kBf16,
   kInt8,  // per output row: scale = max|w| / 127, codes rounded to nearest even
-  kQ4,    // groups of 32 along k: w = bf16(scale * code + min), code 0..15; then the bf16 dot
+  kQ4,    // groups of 32 along k: w = bf16(fma(scale, code, min)), code 0..15; then the bf16 dot
 };
 absl::string_view WeightDtypeName(WeightDtype dtype);
 // Errors: INVALID_ARGUMENT naming the accepted values ("auto" is resolved by the caller).

@@ -47,9 +47,15 @@ float QuantizeRowInt8(const float* values, int n, int8_t* codes);
 // Groups of 32; n % 32 == 0. codes [n] in 0..15, scales and minimums [n / 32].
 void QuantizeRowQ4(const float* values, int n, uint8_t* codes, float* scales, float* minimums);
 
-// The bf16 weight that a 4-bit code stands for.
+// The bf16 weight that a 4-bit code stands for. Stored formats have scales of at most 17
+// significant bits, so the product is exact and this is what rounding it first would give.
 [[gnu::always_inline]] inline uint16_t Q4Value(uint8_t code, float scale, float minimum) {
-  return base::Bf16FromFloat(scale * static_cast<float>(code) + minimum);
+  return base::Bf16FromFloat(F32x1::Fma({scale}, {static_cast<float>(code)}, {minimum}).v);
+}
+
+// Any NaN becomes the quiet one with payload 0, which may be rounded as if it were a number.
+[[gnu::always_inline]] inline float PlainNan(float value) {
+  return value != value ? base::FloatFromBits(0x7fc00000u) : value;
 }
 
 }  // namespace baton::ops

@@ -104,6 +104,10 @@ class SimdChecks {
          P::LoadBf16(reinterpret_cast<uint16_t*>(x)));
     Same("MaxMagnitude", V::MaxMagnitude(V::MaxMagnitude(V::Zero(), a), b),
          P::MaxMagnitude(P::MaxMagnitude(P::Zero(), p), q));
+    for (float& value : z) {
+      if (value != value) value = base::FloatFromBits(0x7fc00000u);
+    }
+    Same("RoundBf16NotNan", V::RoundBf16NotNan(V::Load(z)), P::RoundBf16NotNan(P::Load(z)));
     uint16_t words[16], want_words[16];
     V::StoreBf16(words, a);
     P::StoreBf16(want_words, p);

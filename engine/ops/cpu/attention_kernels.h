@@ -195,7 +195,7 @@ struct VectorDots {
     const int num_steps = kF32 ? (head_dim + 15) / 16 : (head_dim + 31) / 32;
     for (int panel = 0; panel < kBlockTokens / kPanelRows; ++panel) {
       const uint8_t* keys = s->keys + panel * static_cast<size_t>(num_steps) * 2 * kTileBytes;
-      ForGroups<V::kGemmTokens>(begin, end, [&]<int kRows>(int row) {
+      ForGroups<kF32 ? V::kF32Tokens : V::kGemmTokens>(begin, end, [&]<int kRows>(int row) {
         V sums[2][kRows];
         PanelSums<V, kF32, kRows>(s->q + row * kMaxHeadDim, kMaxHeadDim, keys,
                                   kF32 ? head_dim : num_steps, sums);
@@ -212,7 +212,7 @@ struct VectorDots {
     constexpr size_t kBytes = (kF32 ? 4 : 2) * 2 * size_t{kTileBytes};
     for (int panel = 0; panel * kPanelRows < task.cache.head_dim; ++panel) {
       const uint8_t* values = s->values + panel * kBytes;
-      ForGroups<V::kGemmTokens>(begin, end, [&]<int kRows>(int row) {
+      ForGroups<kF32 ? V::kF32Tokens : V::kGemmTokens>(begin, end, [&]<int kRows>(int row) {
         V sums[2][kRows];
         PanelSums<V, kF32, kRows>(s->p + row * kBlockTokens, kBlockTokens, values,
                                   kF32 ? kBlockTokens : 2, sums);

@@ -134,12 +134,13 @@ void CpuMatrix::PackRowQ4(const MatrixSource& source,
   }
   for (int group = 0; group < groups; ++group) {
     uint8_t* tile = TileOf(place, group);
+    const float scale = PlainNan(scales[group]), minimum = PlainNan(minimums[group]);
     for (int pair = 0; pair < 16; ++pair) {
       const uint8_t* two = codes.data() + group * kQ4Group + 2 * pair;
       tile[16 * pair + place.lane] = static_cast<uint8_t>((two[0] & 15) | (two[1] & 15) << 4);
     }
-    std::memcpy(tile + 256 + 4 * place.lane, &scales[group], 4);
-    std::memcpy(tile + 320 + 4 * place.lane, &minimums[group], 4);
+    std::memcpy(tile + 256 + 4 * place.lane, &scale, 4);
+    std::memcpy(tile + 320 + 4 * place.lane, &minimum, 4);
   }
 }
 

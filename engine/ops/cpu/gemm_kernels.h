@@ -19,6 +19,8 @@ inline constexpr int kPrefetchBytes = 2048;
 // Tiles of 16 outputs; kTiles of them (1 or 2, side by side) against kTokens rows of a.
 template <typename V, int kTokens, int kTiles>
 struct Dots {
+  static constexpr int kUnroll = kTokens == 1 ? 8 : 4;  // pairs
+
   // bf16: adds `num_steps` chunks of 32 k to acc [kTiles][kTokens]. a: f32 rows of bf16 values. The
   // even and the odd chain of each output stay in registers over a chunk.
   [[gnu::always_inline]] static inline void Bf16(const float* a,
@@ -32,20 +34,27 @@ struct Dots {
 #pragma GCC unroll 16
       for (int i = 0; i < kTiles * kTokens; ++i)
         even[i / kTokens][i % kTokens] = odd[i / kTokens][i % kTokens] = V::Zero();
-#pragma GCC unroll 4
-      for (int pair = 0; pair < 16; ++pair) {
-#pragma GCC unroll 2
-        for (int tile = 0; tile < kTiles; ++tile) {
-          const uint8_t* line = b + tile * kTileBytes + 64 * pair;
+      const float* x = a;
+      const uint8_t* lines = b;
+#pragma GCC unroll 1
+      for (int group = 0; group < 16 / kUnroll; ++group, x += 2 * kUnroll, lines += 64 * kUnroll) {
+        // Hides where the pointers come from: the compiler would keep one for each access.
+        __asm__("" : "+r"(x), "+r"(lines));
+#pragma GCC unroll 16
+        for (int i = 0; i < kTiles * kUnroll; ++i) {
+          const int pair = i / kTiles, tile = i % kTiles;
+          const uint8_t* line = lines + tile * kTileBytes + 64 * pair;
           if (kTokens == 1) __builtin_prefetch(line + kPrefetchBytes);
           const V w = V::PairsEven(line);
 #pragma GCC unroll 16
-          for (int t = 0; t < kTokens; ++t)
-            even[tile][t] = V::Fma(V::Broadcast(a[t * stride + 2 * pair]), w, even[tile][t]);
+          for (int t = 0; t < kTokens; ++t) {
+            even[tile][t] = V::Fma(V::Broadcast(x[t * stride + 2 * pair]), w, even[tile][t]);
+          }
           const V v = V::PairsOdd(line);
 #pragma GCC unroll 16
-          for (int t = 0; t < kTokens; ++t)
-            odd[tile][t] = V::Fma(V::Broadcast(a[t * stride + 2 * pair + 1]), v, odd[tile][t]);
+          for (int t = 0; t < kTokens; ++t) {
+            odd[tile][t] = V::Fma(V::Broadcast(x[t * stride + 2 * pair + 1]), v, odd[tile][t]);
+          }
         }
       }
 #pragma GCC unroll 16
@@ -67,14 +76,19 @@ struct Dots {
 #pragma GCC unroll 16
     for (int i = 0; i < kTiles * kTokens; ++i)
       sum[i / kTokens][i % kTokens] = acc[i / kTokens][i % kTokens];
-    for (int k = 0; k < num_lines; ++k) {
+    for (; num_lines > 0; num_lines -= 16, b += step_bytes, a += 16) {
+      const int lines = num_lines < 16 ? num_lines : 16;
+      for (int line = 0; line < lines; ++line) {
 #pragma GCC unroll 2
-      for (int tile = 0; tile < kTiles; ++tile) {
-        const uint8_t* line = b + (k / 16) * step_bytes + tile * kTileBytes + 64 * (k % 16);
-        const V w = V::Load(reinterpret_cast<const float*>(line));
+        for (int tile = 0; tile < kTiles; ++tile) {
+          const uint8_t* p = b + tile * kTileBytes + 64 * line;
+          if (kTokens == 1) __builtin_prefetch(p + kPrefetchBytes);
+          const V w = V::Load(reinterpret_cast<const float*>(p));
 #pragma GCC unroll 16
-        for (int t = 0; t < kTokens; ++t)
-          sum[tile][t] = V::Fma(V::Broadcast(a[t * stride + k]), w, sum[tile][t]);
+          for (int t = 0; t < kTokens; ++t) {
+            sum[tile][t] = V::Fma(V::Broadcast(a[t * stride + line]), w, sum[tile][t]);
+          }
+        }
       }
     }
 #pragma GCC unroll 16
@@ -178,7 +192,16 @@ template <typename V>
   }
 }
 
-// Writes one panel of kQ4 as bf16 lines: w = bf16(scale * code + minimum).
+// The bf16 weights of one line of a kQ4 tile: bf16(fma(scale, code, minimum)), even k and odd k.
+template <typename V>
+[[gnu::always_inline]] inline void Q4Line(
+    const uint8_t* line, V scale, V minimum, V* even, V* odd) {
+  V::LoadNibbles(line, even, odd);
+  *even = V::RoundBf16NotNan(V::Fma(scale, *even, minimum));
+  *odd = V::RoundBf16NotNan(V::Fma(scale, *odd, minimum));
+}
+
+// Writes one panel of kQ4 as bf16 lines.
 template <typename V>
 inline void ExpandQ4(const Weights& w, const uint8_t* panel, uint8_t* out) {
   for (int i = 0; i < 2 * w.num_steps; ++i, panel += kQ4TileBytes, out += kTileBytes) {
@@ -186,12 +209,31 @@ inline void ExpandQ4(const Weights& w, const uint8_t* panel, uint8_t* out) {
     const V minimum = V::Load(reinterpret_cast<const float*>(panel + 320));
     for (int pair = 0; pair < 16; ++pair) {
       V even, odd;
-      V::LoadNibbles(panel + 16 * pair, &even, &odd);
-      even = V::RoundBf16(V::Add(V::Mul(scale, even), minimum));
-      odd = V::RoundBf16(V::Add(V::Mul(scale, odd), minimum));
+      Q4Line(panel + 16 * pair, scale, minimum, &even, &odd);
       V::StorePairs(out + 64 * pair, even, odd);
     }
   }
+}
+
+// The bf16 dot of one row with one kQ4 tile, expanded in registers.
+template <typename V>
+[[gnu::always_inline]] inline V DotQ4(const float* a, const uint8_t* tile, int num_steps) {
+  V sum = V::Zero();
+  for (int step = 0; step < num_steps; ++step, tile += 2 * kQ4TileBytes, a += 32) {
+    const V scale = V::Load(reinterpret_cast<const float*>(tile + 256));
+    const V minimum = V::Load(reinterpret_cast<const float*>(tile + 320));
+    V even = V::Zero(), odd = V::Zero();
+#pragma GCC unroll 4
+    for (int pair = 0; pair < 16; ++pair) {
+      if (pair % 4 == 0) __builtin_prefetch(tile + 16 * pair + kPrefetchBytes);
+      V low, high;
+      Q4Line(tile + 16 * pair, scale, minimum, &low, &high);
+      even = V::Fma(V::Broadcast(a[2 * pair]), low, even);
+      odd = V::Fma(V::Broadcast(a[2 * pair + 1]), high, odd);
+    }
+    sum = V::Add(sum, V::Add(even, odd));
+  }
+  return sum;
 }
 
 template <typename V>
@@ -208,8 +250,12 @@ struct Gemm {
           Tokens<Dtype::kInt8>(args, data, panel);
           break;
         case Dtype::kQ4:
-          ExpandQ4<V>(args.w, data, scratch.panel);
-          Tokens<Dtype::kBf16>(args, scratch.panel, panel);
+          if (args.num_tokens == 1) {
+            Block<Dtype::kQ4, 1>(args, data, panel, 0);
+          } else {
+            ExpandQ4<V>(args.w, data, scratch.panel);
+            Tokens<Dtype::kBf16>(args, scratch.panel, panel);
+          }
           break;
         case Dtype::kBf16:
           Tokens<Dtype::kBf16>(args, data, panel);
@@ -221,7 +267,9 @@ struct Gemm {
  private:
   template <Dtype kDtype>
   static void Tokens(const GemmArgs& args, const uint8_t* data, int panel) {
-    constexpr int kMost = kDtype == Dtype::kInt8 ? V::kInt8Tokens : V::kGemmTokens;
+    constexpr int kMost = kDtype == Dtype::kInt8  ? V::kInt8Tokens
+                          : kDtype == Dtype::kF32 ? V::kF32Tokens
+                                                  : V::kGemmTokens;
     ForGroups<kMost>(0, args.num_tokens,
                      [&]<int kTokens>(int t) { Block<kDtype, kTokens>(args, data, panel, t); });
   }
@@ -253,6 +301,11 @@ struct Gemm {
     const uint8_t* b = data + static_cast<size_t>(from) * 2 * kTileBytes;
     if constexpr (kDtype == Dtype::kInt8) {
       SumsInt8<kTokens>(args, b, panel, t, from, to, out);
+    } else if constexpr (kDtype == Dtype::kQ4) {
+      const float* a = args.x.rows + static_cast<size_t>(t) * args.x.stride + from * 32;
+      const uint8_t* tile = data + static_cast<size_t>(from) * 2 * kQ4TileBytes;
+      out[0][0] = DotQ4<V>(a, tile, to - from);
+      out[1][0] = DotQ4<V>(a, tile + kQ4TileBytes, to - from);
     } else {
       constexpr bool kF32 = kDtype == Dtype::kF32;
       constexpr int kStep = kF32 ? 16 : 32;

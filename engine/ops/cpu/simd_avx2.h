@@ -19,6 +19,7 @@ struct Avx2Vec {
 
   static constexpr int kGemmTokens = 3;  // 2 chains x 2 registers x 3 tokens = 12 of 16 registers
   static constexpr int kInt8Tokens = 2;
+  static constexpr int kF32Tokens = 6;  // one chain x 2 registers x 6 tokens
   using Mask = Avx2Vec;
 
   BATON_INLINE Avx2Vec Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
@@ -82,6 +83,9 @@ struct Avx2Vec {
             _mm256_castsi256_ps(_mm256_and_si256(LoadInt(line + 32), mask))};
   }
   BATON_INLINE Avx2Vec RoundBf16(Avx2Vec a) { return {RoundBf16Half(a.lo), RoundBf16Half(a.hi)}; }
+  BATON_INLINE Avx2Vec RoundBf16NotNan(Avx2Vec a) {
+    return {RoundNotNanHalf(a.lo), RoundNotNanHalf(a.hi)};
+  }
   BATON_INLINE void StoreBf16(uint16_t* p, Avx2Vec a) {
     const __m256i lo = _mm256_srli_epi32(_mm256_castps_si256(RoundBf16Half(a.lo)), 16);
     const __m256i hi = _mm256_srli_epi32(_mm256_castps_si256(RoundBf16Half(a.hi)), 16);
@@ -236,6 +240,13 @@ struct Avx2Vec {
     *low = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
     *high = _mm256_castsi256_ps(
         _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(n, half), bias), 23));
+  }
+  BATON_INLINE __m256 RoundNotNanHalf(__m256 a) {
+    const __m256i bits = _mm256_castps_si256(a);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    return _mm256_castsi256_ps(_mm256_and_si256(up, mask));
   }
   BATON_INLINE __m256 RoundBf16Half(__m256 a) {
     const __m256i bits = _mm256_castps_si256(a);

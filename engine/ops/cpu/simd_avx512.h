@@ -20,6 +20,7 @@ struct Avx512Vec {
 
   static constexpr int kGemmTokens = 12;  // 2 chains x 12 tokens = 24 of 32 registers
   static constexpr int kInt8Tokens = 12;
+  static constexpr int kF32Tokens = 12;
   struct Mask {
     __mmask16 m;
   };
@@ -72,6 +73,13 @@ struct Avx512Vec {
     const __m512i picked =
         _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), rounded, quiet);
     return FromBits(_mm512_and_si512(picked, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+  BATON_INLINE Avx512Vec RoundBf16NotNan(Avx512Vec a) {
+    const __m512i bits = Bits(a);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    return FromBits(_mm512_and_si512(up, mask));
   }
   BATON_INLINE void StoreBf16(uint16_t* p, Avx512Vec a) {
     const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(Bits(RoundBf16(a)), 16));

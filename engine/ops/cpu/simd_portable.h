@@ -21,6 +21,7 @@ struct PortableVec {
   // Most tokens of one register tile.
   static constexpr int kGemmTokens = 3;
   static constexpr int kInt8Tokens = 2;
+  static constexpr int kF32Tokens = 6;
   struct Mask {
     bool on[16];
   };
@@ -93,6 +94,8 @@ struct PortableVec {
   BATON_INLINE PortableVec RoundBf16(const PortableVec& a) {
     return Make([&](int i) { return base::RoundToBf16(a.v[i]); });
   }
+  // The same for values that are no NaN, or the plain one (payload 0).
+  BATON_INLINE PortableVec RoundBf16NotNan(const PortableVec& a) { return RoundBf16(a); }
   BATON_INLINE void StoreBf16(uint16_t* p, const PortableVec& a) {
     for (int i = 0; i < 16; ++i) p[i] = base::Bf16FromFloat(a.v[i]);
   }

@@ -218,7 +218,7 @@ std::optional<IssuedUnit> SenderTable::NextUnit(absl::Duration now) {
     transfer.bytes_sent += bytes;
     ++transfer.unacked;
     if (outstanding_.empty()) progress_at_ = now;
-    outstanding_.push_back({unit.frame.reservation_id, unit.frame.sequence, bytes, at->first, now});
+    outstanding_.push_back({unit.frame.reservation_id, unit.frame.sequence, bytes, at->first});
     outstanding_bytes_ += bytes;
     writing_ = last_served_ = at->first;
     writing_since_ = now;

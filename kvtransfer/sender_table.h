@@ -143,7 +143,6 @@ class SenderTable {
     uint32_t sequence;
     size_t bytes;
     TransferId transfer;
-    absl::Duration issued_at;
   };
 
   Transfer* Find(TransferId id);

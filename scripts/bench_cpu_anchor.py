@@ -18,6 +18,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CACHE = os.path.join(ROOT, ".cache")
+TOOLS_PYTHON = os.path.join(CACHE, "tools", "venv", "bin", "python")  # has numpy: make tools
 VENV = os.path.join(CACHE, "anchor", "venv")
 RIVAL = "llama-cpp-python==0.3.36"
 GOAL = {"prefill": 3.0, "decode": 1.3}  # what first light must reach against llama.cpp's bf16
@@ -54,7 +55,8 @@ def prepare_model(preset, gguf_wanted):
     """The same weights as a Hugging Face directory and, for the rival, as GGUF."""
     directory = os.path.join(CACHE, "models", f"random-{preset}")
     gguf = os.path.join(CACHE, "models", f"random-{preset}-bf16.gguf")
-    generator = [sys.executable, os.path.join(ROOT, "scripts", "make_random_qwen3.py"), "--preset", preset]
+    python = TOOLS_PYTHON if os.path.exists(TOOLS_PYTHON) else sys.executable
+    generator = [python, os.path.join(ROOT, "scripts", "make_random_qwen3.py"), "--preset", preset]
     if not os.path.exists(os.path.join(directory, "config.json")):
         subprocess.run(generator + ["--hf", directory], check=True)
     if gguf_wanted and not os.path.exists(gguf):

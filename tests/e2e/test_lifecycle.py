@@ -85,7 +85,7 @@ def test_every_request_has_exactly_one_outcome(pool):
     # A deadline travels as what is left of it, so the server's ends later by the time the call was under way, and the
     # client's own cancel comes first; the router takes that for the deadline within half of the time given, here 750 ms.
     for i in range(3):
-        code, _ = status_of(lambda: service.stub.Generate(service.request("so", sampling={"max_tokens": 8000, "ignore_eos": True}), timeout=1.5))
+        code, _ = status_of(lambda: service.stub.Generate(service.request("so", sampling={"max_tokens": 8000, "ignore_eos": True, "n": 4}), timeout=1.5))
         assert code == grpc.StatusCode.DEADLINE_EXCEEDED
     service.wait_idle()
     after = outcome_counts(service)

@@ -1,6 +1,7 @@
-// Runs a fuzz target over files and over mutations of them, the same ones every time: truncations, flipped bits,
-// overwritten numbers, repeated pieces. Arguments: files, or directories of files. A fault shows as a crash, under a
-// sanitizer as its report; with BATON_FUZZ_VERBOSE set, the last line before it names the file and the mutation.
+// Runs a fuzz target over files and over mutations of them, the same ones every time: truncations,
+// flipped bits, overwritten numbers, repeated pieces. Arguments: files, or directories of files. A
+// fault shows as a crash, under a sanitizer as its report; with BATON_FUZZ_VERBOSE set, the last
+// line before it names the file and the mutation.
 
 #include <algorithm>
 #include <cstdint>

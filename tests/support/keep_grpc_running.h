@@ -1,8 +1,9 @@
 #pragma once
 
-// gRPC 1.51 tears its callback threads down with the last server or channel and starts them again with the next one;
-// under load the two overlap and it aborts ("nexting_thread", ref_counted.h prior > 0). Our processes have a server for
-// their whole life; a test binary that starts and ends many includes this to have one too.
+// gRPC 1.51 tears its callback threads down with the last server or channel and starts them again
+// with the next one; under load the two overlap and it aborts ("nexting_thread", ref_counted.h
+// prior > 0). Our processes have a server for their whole life; a test binary that starts and ends
+// many includes this to have one too.
 
 #include <string>
 

@@ -17,7 +17,8 @@ class AnswerTest : public ::testing::Test {
  protected:
   AnswerTest() {
     text::VocabularySpec spec;
-    for (int id = 0; id < kVocab; ++id) spec.tokens.push_back(std::string(1, static_cast<char>('a' + id)));
+    for (int id = 0; id < kVocab; ++id)
+      spec.tokens.push_back(std::string(1, static_cast<char>('a' + id)));
     spec.pre_tokenizer = "qwen2";
     tokenizer_ = *text::Tokenizer::FromVocabulary(std::move(spec));
     request_.prompt_ids = {0, 1, 2};

@@ -90,7 +90,8 @@ inline JsonValue& JsonValue::operator=(const JsonValue&) = default;
 inline JsonValue& JsonValue::operator=(JsonValue&&) noexcept = default;
 inline JsonValue::~JsonValue() = default;
 inline JsonValue::JsonValue(bool value) : type_(value ? Type::kTrue : Type::kFalse) {}
-inline JsonValue::JsonValue(Type type, std::string text) : type_(type), content_(std::move(text)) {}
+inline JsonValue::JsonValue(Type type, std::string text)
+    : type_(type), content_(std::move(text)) {}
 inline JsonValue JsonValue::String(std::string text) {
   return JsonValue(Type::kString, std::move(text));
 }

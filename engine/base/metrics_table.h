@@ -1,12 +1,9 @@
 #pragma once
 
-// Every metric of the project: X(Id, name, roles, labels, [buckets,] help). Included by metrics.h
-// only.
+// Every metric of the project: X(Id, name, roles, labels, [buckets,] help). Included by metrics.h only.
 //   roles   the processes that export it
-//   labels  "a=x|y b": label a takes x or y, label b is open. Where all labels are closed the
-//   series exist from the
-//           start, so that rates and alerts see the first event. "" is a metric without labels of
-//           its own.
+//   labels  "a=x|y b": label a takes x or y, label b is open. Where all labels are closed the series exist from the
+//           start, so that rates and alerts see the first event. "" is a metric without labels of its own.
 //   buckets names a list in metrics.cc
 // Every series also carries the constant labels model_name and role.
 

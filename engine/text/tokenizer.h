@@ -42,8 +42,7 @@ class Tokenizer {
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& path);
   // `path` names tokenizer.json or the directory that holds it; added_tokens_decoder, the end token
   // and the chat template come from the files beside it.
-  // Errors: NOT_FOUND; INVALID_ARGUMENT naming the file and the field that is wrong or not
-  // supported.
+  // Errors: NOT_FOUND; INVALID_ARGUMENT naming the file and the field that is wrong or not supported.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> LoadHuggingFace(const std::string& path);
   // From the tokenizer.* metadata of a GGUF file.
   // Errors: INVALID_ARGUMENT naming the key that is missing, wrong or not supported.

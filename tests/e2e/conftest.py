@@ -1,5 +1,6 @@
 """Services that several tests share, started once per model and topology."""
 import pathlib
+import shutil
 import sys
 
 import pytest
@@ -30,6 +31,11 @@ class ServicePool:
     def close(self):
         for service in self.running.values():
             service.kill()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fresh_logs():
+    shutil.rmtree(harness.LOGS, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

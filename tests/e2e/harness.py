@@ -17,6 +17,7 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("BATON_BUILD_DIR", ROOT / "build"))
 BIN = BUILD / "bin"
+LOGS = BUILD / "e2e-logs"  # of the last session
 MODELS = ROOT / "tests" / "data" / "models"
 CACHE = ROOT / ".cache"
 SMOLLM2 = CACHE / "models" / "SmolLM2-135M-Instruct.gguf"
@@ -80,7 +81,7 @@ class Process:
         return self.log_path.read_text(errors="replace")
 
     def metrics_text(self):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/metrics", timeout=10) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/metrics", timeout=10 * SLOWNESS) as reply:
             return reply.read().decode()
 
     def metrics(self):
@@ -105,7 +106,7 @@ class Process:
 
     def http_status(self, path):
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=10) as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=10 * SLOWNESS) as reply:
                 return reply.status
         except urllib.error.HTTPError as error:
             return error.code
@@ -142,7 +143,8 @@ class Service:
 
     def __init__(self, model, topology="pd", prefill=1, decode=1, worker_flags=(), prefill_flags=(), decode_flags=(),
                  router_flags=(), wait=True, kv_blocks=256, threads=1):
-        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="baton-e2e-"))
+        LOGS.mkdir(parents=True, exist_ok=True)
+        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="service-", dir=LOGS))
         self.topology, self.model = topology, model
         common = [f"--model={model}", "--listen=127.0.0.1:0", "--http-port=0"]
         worker = common + [f"--threads={threads}", f"--num-blocks={kv_blocks}", *worker_flags]
@@ -151,13 +153,15 @@ class Service:
         self.decode = [Process(f"decode-{i}", [BIN / "baton-decode", *worker, *decode_flags], self.directory)
                        for i in range(decode)]
         self.router = None
+        self.more_routers = []
         try:
             for process in self.workers:
                 process.wait_ports()
             flags = [f"--topology={topology}", "--decode=" + ",".join(p.address for p in self.decode), *router_flags]
             if self.prefill:
                 flags.append("--prefill=" + ",".join(p.address for p in self.prefill))
-            self.router = Process("router", [BIN / "baton-router", *common, *flags], self.directory).wait_ports()
+            self._router_argv = [BIN / "baton-router", *common, *flags]
+            self.router = Process("router", self._router_argv, self.directory).wait_ports()
             self.channel = self.new_channel()
             self.stub = pb_grpc.GenerationStub(self.channel)
             if wait:
@@ -172,7 +176,18 @@ class Service:
 
     @property
     def processes(self):
-        return self.workers + ([self.router] if self.router else [])
+        return self.workers + ([self.router] if self.router else []) + self.more_routers
+
+    def add_router(self):
+        """Another router over the same workers, and a stub for it."""
+        router = Process(f"router-{len(self.more_routers) + 1}", self._router_argv, self.directory)
+        self.more_routers.append(router)
+        stub = pb_grpc.GenerationStub(grpc.insecure_channel(router.wait_ports().address))
+        deadline = time.monotonic() + 60 * SLOWNESS
+        while not stub.GetStatus(pb.GetStatusRequest(), timeout=5 * SLOWNESS).serving:
+            assert time.monotonic() < deadline, router.log()
+            time.sleep(0.02)
+        return stub
 
     def new_channel(self, **options):
         arguments = [("grpc.max_receive_message_length", 16 << 20), ("grpc.max_send_message_length", 16 << 20),
@@ -180,7 +195,7 @@ class Service:
         return grpc.insecure_channel(self.router.address, options=arguments)
 
     def status(self):
-        return self.stub.GetStatus(pb.GetStatusRequest(), timeout=5)
+        return self.stub.GetStatus(pb.GetStatusRequest(), timeout=5 * SLOWNESS)
 
     def wait_serving(self, timeout=60):
         deadline = time.monotonic() + timeout * SLOWNESS

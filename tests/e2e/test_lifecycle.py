@@ -62,7 +62,7 @@ def test_cancelled_requests_leave_no_block_behind(pool, count):
 # Case 15.1
 def test_gauges_return_to_zero_after_everything_is_cancelled(pool):
     service = pool.get(TINY)
-    calls = [service.stub.Generate(service.request(f"{i} In the", sampling={"max_tokens": 500, "ignore_eos": True}), timeout=60) for i in range(50)]
+    calls = [service.stub.Generate(service.request(f"{i} In the", sampling={"max_tokens": 500, "ignore_eos": True}), timeout=60 * SLOWNESS) for i in range(50)]
     next(calls[0])
     for call in calls:
         call.cancel()
@@ -79,31 +79,37 @@ def test_every_request_has_exactly_one_outcome(pool):
     for i in range(5):
         status_of(lambda: service.stream(service.request("x", sampling={"top_p": 9.0})))
     for i in range(5):
-        call = service.stub.Generate(service.request("so", sampling={"max_tokens": 800, "ignore_eos": True}), timeout=60)
+        call = service.stub.Generate(service.request("so", sampling={"max_tokens": 800, "ignore_eos": True}), timeout=60 * SLOWNESS)
         next(call)
         call.cancel()
     # A deadline travels as what is left of it, so the server's ends later by the time the call was under way, and the
     # client's own cancel comes first; the router takes that for the deadline within half of the time given, here 750 ms.
-    for i in range(3):
-        code, _ = status_of(lambda: service.stub.Generate(service.request("so", sampling={"max_tokens": 8000, "ignore_eos": True, "n": 4}), timeout=1.5))
-        assert code == grpc.StatusCode.DEADLINE_EXCEEDED
+    endless = service.request("so", sampling={"max_tokens": 8000, "ignore_eos": True, "n": 4})
+    with concurrent.futures.ThreadPoolExecutor(5) as threads:
+        late = [threads.submit(status_of, lambda: service.stub.Generate(endless, timeout=1.5)) for i in range(5)]
+        assert [call.result()[0] for call in late] == [grpc.StatusCode.DEADLINE_EXCEEDED] * 5
     service.wait_idle()
     after = outcome_counts(service)
     grown = {code: after[code] - before.get(code, 0) for code in after if after[code] != before.get(code, 0)}
-    assert grown == {"OK": 5, "INVALID_ARGUMENT": 5, "CANCELLED": 5, "DEADLINE_EXCEEDED": 3}
+    assert grown == {"OK": 5, "INVALID_ARGUMENT": 5, "CANCELLED": 5, "DEADLINE_EXCEEDED": 5}
 
 
 # Case 15.3
 def test_ttft_is_measured_for_streams_and_unary_calls_alike(pool):
     service = pool.get(TINY)
-    before = service.router.metric("baton_router_time_to_first_token_seconds_count")
+    methods = ("generate", "generate_unary")
+
+    def counts():
+        return [service.router.metric("baton_router_time_to_first_token_seconds_count", method=method) for method in methods]
+    for call in (service.stream, service.unary):
+        call(service.request("once, so that both series are there", sampling={"max_tokens": 2}))
+    before = counts()
     for i in range(10):
         service.stream(service.request(f"{i} and", sampling={"max_tokens": 30, "ignore_eos": True}))
-    latencies = []
     for i in range(10):
         reply = service.unary(service.request(f"{i} or", sampling={"max_tokens": 30, "ignore_eos": True}))
         assert 0 < reply.timings.ttft_s < reply.timings.e2e_s
-    assert service.router.metric("baton_router_time_to_first_token_seconds_count") == before + 20
+    assert [now - then for now, then in zip(counts(), before)] == [10, 10]
 
 
 # Case 16.1
@@ -148,11 +154,11 @@ def test_sigterm_lets_running_streams_finish(victim):
         firsts = [next(call) for call in calls]
         process = {"router": service.router, "prefill": service.prefill[0], "decode": service.decode[0]}[victim]
         process.signal(signal.SIGTERM)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 10 * SLOWNESS
         refused = None
         while refused is None and time.monotonic() < deadline:
             try:
-                list(service.new_channel() and service.stub.Generate(service.request("new", sampling={"max_tokens": 1 if victim == "router" else 3}), timeout=10))
+                list(service.new_channel() and service.stub.Generate(service.request("new", sampling={"max_tokens": 1 if victim == "router" else 3}), timeout=10 * SLOWNESS))
             except grpc.RpcError as error:
                 refused = error.code()
         assert refused == grpc.StatusCode.UNAVAILABLE
@@ -227,15 +233,15 @@ def test_one_poisoned_request_does_not_disturb_its_neighbours(tmp_path):
         service.wait_idle()
 
 
-# Case 17.1: pings each second while nothing arrives for a while.
-@pytest.mark.parametrize("silence", [pytest.param("6s", id="short"), pytest.param("60s", marks=[pytest.mark.slow])])
-def test_keepalive_pings_during_a_silent_prefill_are_tolerated(silence):
-    interval = 10_000 if silence == "60s" else 10_000
+# Case 17.1. gRPC's default server forgives two pings that come too early, so there are more of them than that.
+@pytest.mark.parametrize("silence, interval", [pytest.param("27s", 6_000, id="short"),
+                                               pytest.param("60s", 10_000, marks=[pytest.mark.slow])])
+def test_keepalive_pings_during_a_silent_prefill_are_tolerated(silence, interval):
     with Service(TINY, prefill_flags=(f"--test-step-delay={silence}",)) as service:
         channel = service.new_channel(**{"grpc.keepalive_time_ms": interval, "grpc.keepalive_timeout_ms": 5_000,
                                          "grpc.http2.max_pings_without_data": 0, "grpc.keepalive_permit_without_calls": 1})
         stub = harness.pb_grpc.GenerationStub(channel)
-        assert len(list(stub.Generate(service.request("hi", sampling={"max_tokens": 3, "ignore_eos": True}), timeout=200))) > 0
+        assert len(list(stub.Generate(service.request("hi", sampling={"max_tokens": 3, "ignore_eos": True}), timeout=200 * SLOWNESS))) > 0
         channel.close()
 
 

@@ -46,7 +46,7 @@ def test_max_tokens_zero_is_refused(small_context):
 def test_a_prompt_above_the_context_is_refused_with_both_numbers_and_disturbs_nobody(small_context, length):
     request = small_context.request(ids=[300] * 5, sampling={"temperature": 0, "max_tokens": 100, "ignore_eos": True})
     alone = small_context.stream(request).ids()
-    call = small_context.stub.Generate(request, timeout=60)
+    call = small_context.stub.Generate(request, timeout=60 * harness.SLOWNESS)
     first = next(call)
     code, details = status_of(lambda: small_context.stream(small_context.request(ids=[300] * length, sampling={"max_tokens": 4})))
     assert code == INVALID and str(length) in details and "256" in details
@@ -82,6 +82,22 @@ def test_the_clients_label_may_repeat(tiny):
         answers = list(threads.map(tiny.stream, requests))
     assert [a.ids() for a in answers] == solo
     assert len({a.messages[-1].request_id for a in answers}) == 2
+
+
+# Case 4.4: again just after the end, and from another router over the same workers.
+def test_the_clients_label_may_repeat_after_the_end_and_on_another_router():
+    with harness.Service(MODELS / "tiny-qwen3") as service:
+        other = service.add_router()
+        requests = [service.request(f"In the day {i}", request_label="same", sampling={"temperature": 0, "max_tokens": 40, "ignore_eos": True})
+                    for i in range(2)]
+        solo = [service.stream(r) for r in requests]
+        assert len({a.messages[-1].request_id for a in solo}) == 2
+        with concurrent.futures.ThreadPoolExecutor(8) as threads:
+            here = [threads.submit(service.stream, requests[i % 2]) for i in range(4)]
+            there = [threads.submit(lambda i=i: harness.Answer(other.Generate(requests[i % 2], timeout=60 * harness.SLOWNESS))) for i in range(4)]
+            for i, (a, b) in enumerate(zip(here, there)):
+                assert a.result().ids() == b.result().ids() == solo[i % 2].ids()
+        service.wait_idle()
 
 
 # Case 5.2
@@ -220,6 +236,19 @@ def test_a_megabyte_of_one_word_does_not_block_the_router(tiny):
     code, _ = status_of(lambda: tiny.stream(tiny.request("a" * 1_000_000)))
     assert code == INVALID and time.monotonic() - start < 3 * harness.SLOWNESS
     assert tiny.router.http_status("/health") == 200
+
+
+# Case 9.2: health answers while megabytes are encoded.
+def test_health_answers_while_a_long_text_is_encoded(tiny):
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    health = health_pb2_grpc.HealthStub(tiny.channel)
+    encoding = tiny.stub.Tokenize.future(pb.TokenizeRequest(text="ab" * 2_000_000), timeout=120 * harness.SLOWNESS)
+    polls = 0
+    while not encoding.done():
+        reply = health.Check(health_pb2.HealthCheckRequest(service="baton.v1.Generation"), timeout=1 * harness.SLOWNESS)
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        polls += 1
+    assert polls > 0 and len(encoding.result().ids) > 1000
 
 
 def test_errors_carry_the_field_in_their_details(tiny):

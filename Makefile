@@ -24,7 +24,7 @@ models: deps  ## fetch the demo model and Qwen3's tokenizer into .cache
 	@scripts/get_tokenizer.sh
 
 build: deps  ## compile everything into build/ (binaries in build/bin)
-	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release $(CMAKE_FLAGS) >$(BUILD).configure.log 2>&1 || { cat $(BUILD).configure.log; exit 1; }
+	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_BUILD_TESTS=ON $(CMAKE_FLAGS) >$(BUILD).configure.log 2>&1 || { cat $(BUILD).configure.log; exit 1; }
 	@rm -f $(BUILD).configure.log
 	@ninja -C $(BUILD) -j$(JOBS)
 

@@ -195,7 +195,7 @@ void DecodeLoop::HandleReceiverEvent(const ReceiverEvent& event) {
 }
 
 void DecodeLoop::HandleLanded(Call* call, const ReceiverEvent& event) {
-  metrics_.OnTransfer(event.transport, /*send=*/false, std::nullopt, event.bytes);
+  metrics_.OnTransfer(event.transport, /*send=*/false, event.arrival, event.bytes);
   metrics_.exposed.Observe(absl::ToDoubleSeconds(event.exposed));
   metrics_.prompt_cached.Increment(call->prompt->num_cached);
   metrics_.prompt_transferred.Increment(call->prompt->num_tokens() - call->prompt->num_cached);

@@ -60,6 +60,7 @@ struct ReceiverEvent {
   std::vector<worker::v1::Token> first_tokens;  // kLanded
   uint64_t bytes = 0;
   absl::Duration exposed;  // kLanded: from Commit's arrival to complete
+  absl::Duration arrival;  // kLanded: from the first unit's begin to the last one's end
   std::string transport;
 };
 

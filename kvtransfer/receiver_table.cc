@@ -72,6 +72,7 @@ GrantFrame ReceiverTable::Open(SessionId session,
 
 std::optional<std::vector<ByteRange>> ReceiverTable::BeginUnit(SessionId session,
                                                                const UnitFrame& unit,
+                                                               absl::Duration now,
                                                                ReceiverEffects* effects) {
   Entry* entry = Find(unit.reservation_id);
   if (entry == nullptr || entry->session != session || entry->ending ||
@@ -95,6 +96,7 @@ std::optional<std::vector<ByteRange>> ReceiverTable::BeginUnit(SessionId session
     return std::nullopt;
   }
   entry->unit_open = true;
+  if (entry->units == 0) entry->first_unit_at = now;
   const absl::Span<const kv::BlockId> table = entry->reservation.blocks;
   return RangesOf(unit.rect, entry->shape, layout_, table.subspan(unit.rect.block_begin));
 }
@@ -117,6 +119,7 @@ void ReceiverTable::EndUnit(const UnitFrame& unit,
     End(entry, ReceiverEvent::Kind::kFailed, arrived, /*tell_peer=*/true, effects);
   } else {
     ++entry->units;
+    entry->last_unit_at = now;
     entry->bytes += unit.bytes;
     LandIfComplete(entry, now, effects);
   }
@@ -153,6 +156,7 @@ void ReceiverTable::LandIfComplete(Entry* entry, absl::Duration now, ReceiverEff
   event.first_tokens.assign(commit.first_tokens().begin(), commit.first_tokens().end());
   event.bytes = entry->bytes;
   event.exposed = now - entry->commit_at;
+  event.arrival = entry->last_unit_at - entry->first_unit_at;
   event.transport = entry->transport;
   effects->events.push_back(std::move(event));
   worker::v1::PeerMessage landed;

@@ -59,6 +59,7 @@ class ReceiverTable {
   // must be skipped, and EndUnit must not be called.
   std::optional<std::vector<ByteRange>> BeginUnit(SessionId session,
                                                   const UnitFrame& unit,
+                                                  absl::Duration now,
                                                   ReceiverEffects* effects);
   // Between BeginUnit and EndUnit: whether it is still wanted.
   bool Wants(uint64_t reservation_id) const;
@@ -96,6 +97,7 @@ class ReceiverTable {
     uint64_t bytes = 0;
     std::optional<worker::v1::Commit> commit;
     absl::Duration commit_at;
+    absl::Duration first_unit_at, last_unit_at;
     bool peer_quiet = true;  // the peer itself writes no more
     bool unit_open = false;  // between BeginUnit and EndUnit
     bool ending = false;

@@ -48,8 +48,9 @@ GrantFrame ReceiverImpl::Open(uint64_t session,
 
 std::optional<std::vector<ByteRange>> ReceiverImpl::BeginUnit(uint64_t session,
                                                               const UnitFrame& unit) {
+  const absl::Duration now = options_.clock->Now();
   return WithTable([&](ReceiverTable& table, Sessions& sessions, ReceiverEffects* effects) {
-    return table.BeginUnit(session, unit, effects);
+    return table.BeginUnit(session, unit, now, effects);
   });
 }
 

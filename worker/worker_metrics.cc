@@ -113,12 +113,11 @@ void WorkerMetrics::OnStep(StepPhase phase, int tokens, absl::Duration duration)
 
 void WorkerMetrics::OnTransfer(absl::string_view transport,
                                bool send,
-                               std::optional<absl::Duration> duration,
+                               absl::Duration duration,
                                uint64_t bytes) const {
   if (metrics_ == nullptr || transport.empty()) return;
   const absl::string_view labels[] = {transport, send ? "send" : "recv"};
-  if (duration)
-    metrics_->histogram(HistogramId::kKvTransferDuration, labels).Observe(Seconds(*duration));
+  metrics_->histogram(HistogramId::kKvTransferDuration, labels).Observe(Seconds(duration));
   metrics_->histogram(HistogramId::kKvTransferBytes, labels).Observe(static_cast<double>(bytes));
 }
 

@@ -3,7 +3,6 @@
 // The metrics that both workers keep, taken once.
 
 #include <array>
-#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -41,10 +40,10 @@ class WorkerMetrics {
                     int generated_tokens,
                     uint32_t max_tokens) const;
   void OnStep(StepPhase phase, int tokens, absl::Duration duration) const;
-  // `duration` is what the side that writes knows.
+  // A hand-over has landed: `duration` as in TransferResult::busy or ReceiverEvent::arrival.
   void OnTransfer(absl::string_view transport,
                   bool send,
-                  std::optional<absl::Duration> duration,
+                  absl::Duration duration,
                   uint64_t bytes) const;
   void OnTransferFailed(absl::string_view transport, const absl::Status& status) const;
   // Gauges.

@@ -62,7 +62,7 @@ class FuzzSink : public DataSink {
   }
   std::optional<std::vector<ByteRange>> BeginUnit(uint64_t session,
                                                   const UnitFrame& unit) override {
-    return table_.BeginUnit(session, unit, &effects_);
+    return table_.BeginUnit(session, unit, absl::ZeroDuration(), &effects_);
   }
   bool Wants(uint64_t reservation_id) override { return table_.Wants(reservation_id); }
   void EndUnit(const UnitFrame& unit, const absl::Status& arrived) override {

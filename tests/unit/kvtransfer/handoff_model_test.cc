@@ -211,7 +211,7 @@ class World {
     }
     const UnitFrame& unit = std::get<UnitFrame>(frame);
     ReceiverEffects effects;
-    const bool wanted = receiver_.BeginUnit(1, unit, &effects).has_value();
+    const bool wanted = receiver_.BeginUnit(1, unit, now_, &effects).has_value();
     Apply(std::move(effects));
     if (!wanted) {
       answers_.push_back(AckFrame{unit.reservation_id, unit.sequence});

@@ -5,13 +5,16 @@ BUILD ?= build
 JOBS ?= $(shell nproc)
 CMAKE_FLAGS ?=
 SEEDS ?= 1000
+# SECONDS is a variable of the shell; only what is said on the command line counts.
+SECONDS_EACH := $(if $(filter command line,$(origin SECONDS)),$(SECONDS),60)
+TARGETS ?=
 SEED_BASE ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help deps tools models build demo check unit parity sim e2e tidy lint test test-all asan tsan fuzz bench bench-anchor clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 deps:  ## install what is missing (Debian packages)
 	@scripts/install_deps.sh
@@ -33,10 +36,10 @@ demo:  ## install, build, fetch a small model and stream a first answer from thr
 
 check: build unit parity tidy  ## before every commit: build, unit, parity, tidy
 
-unit: build models
+unit: build models  ## unit tests
 	@ctest --test-dir $(BUILD) -L unit --output-on-failure -j$(JOBS)
 
-parity: build
+parity: build  ## ref against cpu, logits against transformers
 	@ctest --test-dir $(BUILD) -L parity --output-on-failure
 
 sim: build  ## deterministic simulation; SEEDS=N SEED_BASE=M
@@ -55,6 +58,12 @@ test-all: test asan tsan  ## adds what takes longer: sanitizers, exhaustive and 
 	@BATON_BUILD_DIR=$(CURDIR)/$(BUILD) .cache/tools/venv/bin/python -m pytest -q -m slow tests/e2e
 	@ctest --test-dir $(BUILD) -L long --output-on-failure
 
+lint: build tools  ## format, scripts, protos, and clang's check of who holds which mutex
+	@scripts/lint.sh $(BUILD)
+
+fuzz: deps  ## libFuzzer over every reader of untrusted data; SECONDS=N each, TARGETS="json gguf"
+	@scripts/run_fuzz.sh $(SECONDS_EACH) build-fuzz $(TARGETS)
+
 asan: deps tools models  ## address and undefined-behaviour sanitizers over unit, sim and e2e
 	@scripts/run_sanitized.sh address,undefined build-asan
 
@@ -68,4 +77,4 @@ bench-anchor: build tools  ## CPU speed against llama.cpp, interleaved (fetches 
 	@scripts/bench_cpu_anchor.py --build $(BUILD)
 
 clean:  ## remove build folders
-	@rm -rf build build-asan build-tsan
+	@rm -rf build build-asan build-tsan build-fuzz

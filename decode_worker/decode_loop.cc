@@ -41,8 +41,9 @@ DecodeLoop::DecodeLoop(const DecodeLoopOptions& options,
       commands_(options.max_calls),
       memory_(runner.layout().num_blocks),
       scheduler_(options.scheduler, &memory_),
+      speculator_(options.speculation, options.scheduler.max_batch, metrics),
       sampler_(runner.config().vocab, static_cast<int>(tokenizer.vocab_size())),
-      batch_(options.scheduler.max_batch + options.scheduler.max_prefill_sequences),
+      batch_(options.scheduler.max_batch + options.scheduler.max_prefill_sequences, kMaxDrafts),
       row_(runner.config().vocab) {
   parts_.reserve(options.scheduler.max_batch + options.scheduler.max_prefill_sequences);
   if (options_.test_poison_freed) worker::PoisonFreedBlocks(&memory_, &runner_);
@@ -107,6 +108,7 @@ bool DecodeLoop::RunOnce(absl::Duration idle_wait) {
     commands_.RunPending();
   }
   const bool work = !scheduler_.MakePlan().empty();
+  if (!work) last_step_end_ = absl::ZeroDuration();
   if (work) {
     RunStep();
   } else if (!scheduler_.empty()) {
@@ -136,6 +138,7 @@ void DecodeLoop::HandleOpen(std::unique_ptr<Call> owned) {
   const kv::BlockHasher hasher(options_.model_fingerprint, runner_.layout().format,
                                call->request.cache_salt, options_.block_hash_bits);
   call->prompt.emplace(call->request.prompt_ids, hasher, call->OrderOf(0));
+  call->prompt->priority = call->request.priority;
   if (call->prefill_locally) {
     scheduler_.AddPrompt(&*call->prompt);
   } else {
@@ -245,6 +248,7 @@ void DecodeLoop::End(Call* call, absl::Status status) {
 
 void DecodeLoop::ReleaseSequence(runtime::Sequence* sequence) {
   scheduler_.Remove(sequence);
+  speculator_.Forget(sequence->order);
   memory_.Release(sequence);
 }
 

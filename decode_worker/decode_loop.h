@@ -16,6 +16,7 @@
 #include "baton/worker/v1/decode.pb.h"
 #include "decode_worker/decode_scheduler.h"
 #include "decode_worker/reservation_table.h"
+#include "decode_worker/speculator.h"
 #include "engine/base/clock.h"
 #include "engine/base/mutex.h"
 #include "engine/runtime/answer.h"
@@ -32,6 +33,7 @@ using DecodeSink = worker::CallSink<worker::v1::DecodeResponse>;
 
 struct DecodeLoopOptions {
   DecodeSchedulerOptions scheduler;
+  SpeculationOptions speculation;
   int max_calls = 1024;           // above it calls are refused
   std::string model_fingerprint;  // names model, precision and tokenizer for the prefix cache
   int block_hash_bits = 256;      // below it: tests of collisions
@@ -56,6 +58,11 @@ class DecodeLoop : private runtime::LayerObserver {
   // The receiver's events come to OnReceiverEvent, hence it is made after the loop. Before Start.
   // Without one, only prompts that are computed here are taken.
   void set_receiver(kvtransfer::Receiver* receiver);
+  // Where preempted sequences go; it outlives the loop. Before Start.
+  void set_swap_space(SwapSpace* swap) { scheduler_.set_swap_space(swap); }
+  // What a step costs here, and drafters besides look-up. Before Start.
+  void set_step_cost(StepCost cost) { speculator_.set_cost(std::move(cost)); }
+  void AddDrafter(std::unique_ptr<Drafter> drafter) { speculator_.AddDrafter(std::move(drafter)); }
 
   // Queues a request. `sink` gets Reserved unless the prompt is computed here; then Tokens, Done
   // and Finish(OK); or Finish with an error at any moment. RESOURCE_EXHAUSTED: the blocks are not
@@ -102,13 +109,20 @@ class DecodeLoop : private runtime::LayerObserver {
 
   void RunStep();
   StepPart PartOf(runtime::Sequence* sequence);
-  void AddPart(runtime::Sequence* sequence, int num_tokens, bool want_logits);
+  void AddPart(runtime::Sequence* sequence);
+  // Drafts for the plan's decoding sequences.
+  void MakeDrafts();
+  void AddToBatch();
   void FinishStep(absl::Span<float> logits, const runtime::StepTimings& timings);
   // Draws the first token of every choice of a prompt computed here.
   void FinishPrompt(Call* call, absl::Span<float> logits);
-  // Draws the next token of one choice. `was_running` is false for a preempted one that has been
-  // computed again.
-  void FinishToken(const StepPart& part, bool was_running, absl::Span<float> logits);
+  // Draws the next tokens of one choice, from the rows of its last token and its drafts, as long
+  // as the drafts are right.
+  void FinishDecode(size_t index, absl::Span<float> logits);
+  // A preempted choice has been computed again: draws its next token.
+  void FinishRecomputed(const StepPart& part, absl::Span<float> logits);
+  // What is not finished goes on running; what is, is released.
+  void Settle(const StepPart& part);
   // `logits` is scratch. False: the call has failed.
   bool DrawToken(Call* call, Choice* choice, absl::Span<float> logits);
   // The prompt is computed and every choice has its first token: each choice that goes on gets a
@@ -147,11 +161,14 @@ class DecodeLoop : private runtime::LayerObserver {
   kvtransfer::Receiver* receiver_ = nullptr;
   std::unique_ptr<ReservationTable> reservations_;
   DecodeScheduler scheduler_;
+  Speculator speculator_;
   runtime::Sampler sampler_;
   runtime::Batch batch_;
-  std::vector<StepPart> parts_;  // of the running step
-  std::vector<CallId> touched_;  // scratch of SettleCalls
-  std::vector<float> row_;       // one row of logits
+  std::vector<StepPart> parts_;   // of the running step
+  std::vector<CallId> touched_;   // scratch of SettleCalls
+  std::vector<float> row_;        // one row of logits
+  StepLoad load_of_step_;         // its decoding sequences
+  absl::Duration last_step_end_;  // zero: there was nothing to do since
   absl::flat_hash_map<CallId, std::unique_ptr<Call>> calls_;
   uint64_t counted_queries_ = 0, counted_hits_ = 0;
   int64_t counted_preemptions_ = 0;

@@ -20,31 +20,66 @@ DecodeLoop::StepPart DecodeLoop::PartOf(runtime::Sequence* sequence) {
   return {call, call->choices[sequence->order % runtime::kMaxChoices].get(), sequence};
 }
 
-void DecodeLoop::AddPart(runtime::Sequence* sequence, int num_tokens, bool want_logits) {
+void DecodeLoop::AddPart(runtime::Sequence* sequence) {
   const StepPart part = PartOf(sequence);
   (part.choice == nullptr ? part.call->prompt_in_step : part.choice->in_step) = true;
   if (part.call->times.first_step == absl::ZeroDuration())
     part.call->times.first_step = clock_.Now();
   parts_.push_back(part);
-  batch_.Add(*sequence, num_tokens, want_logits);
+}
+
+void DecodeLoop::MakeDrafts() {
+  const DecodeScheduler::Plan& plan = scheduler_.plan();
+  speculator_.Begin();
+  for (size_t i = 0; i < plan.decode.size(); ++i)
+    speculator_.Add(*plan.decode[i], &parts_[i].choice->answer);
+  StepLoad others;
+  for (const runtime::PrefillChunk& chunk : plan.chunks)
+    others.Add(chunk.num_tokens, chunk.sequence->num_computed);
+  speculator_.Plan(others);
+  for (size_t i = 0; i < plan.decode.size(); ++i) {
+    Drafting& drafting = speculator_.drafting(i);
+    drafting.count = scheduler_.GrowForDrafts(plan.decode[i], drafting.count);
+  }
+  speculator_.Draft();
+}
+
+void DecodeLoop::AddToBatch() {
+  const DecodeScheduler::Plan& plan = scheduler_.plan();
+  batch_.Clear();
+  load_of_step_ = {};
+  for (size_t i = 0; i < plan.decode.size(); ++i) {
+    const absl::Span<const uint32_t> drafts = speculator_.drafting(i).drafts();
+    batch_.AddDecode(*plan.decode[i], drafts);
+    load_of_step_.Add(static_cast<int>(drafts.size()) + 1, plan.decode[i]->num_tokens());
+  }
+  for (const runtime::PrefillChunk& chunk : plan.chunks)
+    batch_.Add(*chunk.sequence, chunk.num_tokens, chunk.last);
 }
 
 void DecodeLoop::RunStep() {
   const DecodeScheduler::Plan& plan = scheduler_.plan();
-  const absl::Duration start = clock_.Now();
-  batch_.Clear();
   parts_.clear();
-  for (runtime::Sequence* sequence : plan.decode) AddPart(sequence, 1, true);
-  for (const runtime::PrefillChunk& chunk : plan.chunks)
-    AddPart(chunk.sequence, chunk.num_tokens, chunk.last);
+  for (runtime::Sequence* sequence : plan.decode) AddPart(sequence);
+  for (const runtime::PrefillChunk& chunk : plan.chunks) AddPart(chunk.sequence);
+  MakeDrafts();
+  AddToBatch();
   commands_.RunPendingThroughout(options_.test_step_delay);
   absl::Span<float> logits;
   runtime::StepTimings timings;
+  const absl::Duration start = clock_.Now();
+  if (last_step_end_ != absl::ZeroDuration())
+    metrics_.step_gap.Observe(absl::ToDoubleSeconds(start - last_step_end_));
   const absl::Status status = runner_.Step(batch_.parts(), this, &logits, &timings);
-  const worker::StepPhase phase = plan.chunks.empty()   ? worker::StepPhase::kDecode
-                                  : plan.decode.empty() ? worker::StepPhase::kPrefill
-                                                        : worker::StepPhase::kMixed;
-  metrics_.OnStep(phase, batch_.num_tokens(), clock_.Now() - start);
+  last_step_end_ = clock_.Now();
+  const absl::Duration took = last_step_end_ - start;
+  const bool verifies = batch_.num_rows() > static_cast<int>(plan.decode.size());
+  const worker::StepPhase phase =
+      plan.chunks.empty()   ? verifies ? worker::StepPhase::kVerify : worker::StepPhase::kDecode
+      : plan.decode.empty() ? worker::StepPhase::kPrefill
+                            : worker::StepPhase::kMixed;
+  metrics_.OnStep(phase, batch_.num_tokens(), took);
+  if (plan.chunks.empty()) speculator_.OnStep(load_of_step_, absl::ToDoubleSeconds(took));
   for (const StepPart& part : parts_) {
     (part.choice == nullptr ? part.call->prompt_in_step : part.choice->in_step) = false;
   }
@@ -55,6 +90,7 @@ void DecodeLoop::RunStep() {
     for (const StepPart& part : parts_) Fail(part.call, absl::InternalError("decode: step failed"));
   }
   SettleCalls();
+  speculator_.CatchUp(absl::ToDoubleSeconds(took));
 }
 
 void DecodeLoop::FinishStep(absl::Span<float> logits, const runtime::StepTimings& timings) {
@@ -62,24 +98,23 @@ void DecodeLoop::FinishStep(absl::Span<float> logits, const runtime::StepTimings
   const size_t num_decode = plan.decode.size();
   for (size_t i = 0; i < parts_.size(); ++i) {
     const StepPart& part = parts_[i];
-    const bool is_chunk = i >= num_decode;
-    const bool has_row = !is_chunk || plan.chunks[i - num_decode].last;
-    const absl::Span<float> row = logits.first(has_row ? row_.size() : 0);
-    logits.remove_prefix(row.size());
+    const absl::Span<float> rows = logits.first(batch_.parts()[i].logit_rows.size() * row_.size());
+    logits.remove_prefix(rows.size());
     Call* call = part.call;
     if (call->ended || call->failed) continue;
-    if (is_chunk) {
-      const runtime::PrefillChunk& chunk = plan.chunks[i - num_decode];
-      call->append += timings.append;
-      metrics_.prompt_computed.Increment(chunk.num_tokens);
-      scheduler_.FinishChunk(chunk);
-    } else {
-      scheduler_.FinishDecode(part.sequence);
+    if (i < num_decode) {
+      FinishDecode(i, rows);
+      continue;
     }
+    const runtime::PrefillChunk& chunk = plan.chunks[i - num_decode];
+    call->append += timings.append;
+    metrics_.prompt_computed.Increment(chunk.num_tokens);
+    scheduler_.FinishChunk(chunk);
+    if (!chunk.last) continue;
     if (part.choice == nullptr) {
-      if (has_row) FinishPrompt(call, row);
-    } else if (has_row) {
-      FinishToken(part, !is_chunk, row);
+      FinishPrompt(call, rows);
+    } else {
+      FinishRecomputed(part, rows);
     }
   }
 }
@@ -103,20 +138,39 @@ void DecodeLoop::FinishPrompt(Call* call, absl::Span<float> logits) {
   Fork(call);
 }
 
-void DecodeLoop::FinishToken(const StepPart& part, bool was_running, absl::Span<float> logits) {
+void DecodeLoop::FinishDecode(size_t index, absl::Span<float> logits) {
+  const StepPart& part = parts_[index];
+  const absl::Span<const uint32_t> drafts = speculator_.drafting(index).drafts();
+  size_t accepted = 0;
+  for (bool go_on = true; go_on; logits.remove_prefix(row_.size())) {
+    if (!DrawToken(part.call, part.choice, logits.first(row_.size()))) return;
+    const uint32_t id = part.call->tokens.tokens().rbegin()->id();
+    part.sequence->tokens.push_back(id);
+    const bool right = accepted < drafts.size() && drafts[accepted] == id;
+    accepted += right ? 1 : 0;
+    go_on = right && !part.choice->answer.finished();
+  }
+  scheduler_.FinishDecode(part.sequence);
+  speculator_.OnVerified(index, static_cast<int>(accepted));
+  Settle(part);
+}
+
+void DecodeLoop::FinishRecomputed(const StepPart& part, absl::Span<float> logits) {
+  if (!DrawToken(part.call, part.choice, logits)) return;
+  part.sequence->tokens.push_back(part.call->tokens.tokens().rbegin()->id());
+  if (!part.choice->answer.finished()) scheduler_.AddRunning(part.sequence);
+  Settle(part);
+}
+
+void DecodeLoop::Settle(const StepPart& part) {
   Call* call = part.call;
-  Choice* choice = part.choice;
-  if (!DrawToken(call, choice, logits)) return;
   if (call->done.first_decode_s() == 0) {
-    call->done.set_first_decode_s(absl::ToDoubleSeconds(choice->last_token - call->running_since));
+    call->done.set_first_decode_s(
+        absl::ToDoubleSeconds(part.choice->last_token - call->running_since));
   }
-  if (choice->answer.finished()) {
-    ReleaseSequence(&*choice->sequence);
-    choice->sequence.reset();
-    return;
-  }
-  choice->sequence->tokens.push_back(call->tokens.tokens().rbegin()->id());
-  if (!was_running) scheduler_.AddRunning(&*choice->sequence);
+  if (!part.choice->answer.finished()) return;
+  ReleaseSequence(part.sequence);
+  part.choice->sequence.reset();
 }
 
 bool DecodeLoop::DrawToken(Call* call, Choice* choice, absl::Span<float> logits) {
@@ -174,7 +228,7 @@ void DecodeLoop::ForkChoice(Call* call, Choice* choice, bool takes_over) {
       // As if it had been preempted: computed again when there is room.
       sequence.blocks.clear();
       memory_.Release(&sequence);
-      scheduler_.AddPrompt(&sequence);
+      scheduler_.AddPreempted(&sequence);
       return;
     }
     copy = taken->front();
@@ -205,13 +259,14 @@ void DecodeLoop::SettleCalls() {
 
 void DecodeLoop::Flush(Call* call) {
   if (call->ended) return Release(call);
-  if (call->failed) return End(call, *call->failed);
   bool read = true;
   if (call->tokens.tokens_size() > 0) {
     DecodeResponse response;
     response.mutable_tokens()->Swap(&call->tokens);
     read = call->sink->Send(std::move(response));
   }
+  // What was drawn before the failure is as good as it would have been in steps of its own.
+  if (call->failed) return End(call, *call->failed);
   if (!read) return End(call, absl::ResourceExhaustedError("decode: tokens are not being read"));
   const bool computing_prompt = call->prompt.has_value();
   const bool all_finished =

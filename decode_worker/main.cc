@@ -1,5 +1,6 @@
 // baton-decode: takes over prompts from prefill workers, or computes them itself, and generates.
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "decode_worker/decode_loop.h"
 #include "decode_worker/decode_service.h"
+#include "decode_worker/draft_models.h"
 #include "decode_worker/peer_service.h"
 #include "engine/base/flags.h"
 #include "engine/base/status_macros.h"
@@ -19,6 +21,9 @@ namespace baton::decode {
 
 struct DecodeOptions {
   DecodeLoopOptions loop;
+  int64_t swap_bytes = int64_t{256} << 20;
+  std::string draft_model;                  // path; empty: none
+  std::string draft_weight_dtype = "none";  // of a copy of the model itself: none, q4, int8
   std::string kv_transport = "auto";
   std::string kv_listen = "127.0.0.1:0";
   std::string kv_advertise_host;
@@ -36,6 +41,32 @@ ABSL_FLAG(int32_t,
           max_prefill_sequences,
           DecodeOptions{}.loop.scheduler.max_prefill_sequences,
           "Most prompts computed here in one step, beside the sequences that decode.");
+ABSL_FLAG(int32_t,
+          max_draft_tokens,
+          DecodeOptions{}.loop.speculation.max_drafts,
+          "Most draft tokens of one sequence in a step, 15 at most; 0: no speculation.");
+ABSL_FLAG(int32_t,
+          max_step_draft_tokens,
+          DecodeOptions{}.loop.speculation.max_step_drafts,
+          "Most draft tokens of one step.");
+ABSL_FLAG(bool,
+          ngram_drafts,
+          DecodeOptions{}.loop.speculation.ngram,
+          "Draft by look-up: what followed where the end of an answer occurred before.");
+ABSL_FLAG(int64_t,
+          swap_space,
+          DecodeOptions{}.swap_bytes,
+          "Bytes of host memory for the KV blocks of sequences that give way when blocks run out; "
+          "0: they are computed again.");
+ABSL_FLAG(std::string,
+          draft_model,
+          DecodeOptions{}.draft_model,
+          "A small model of the same vocabulary that drafts; empty: none.");
+ABSL_FLAG(std::string,
+          draft_weight_dtype,
+          DecodeOptions{}.draft_weight_dtype,
+          "Draft with a copy of the model's own weights in this precision: none, q4 or int8. A "
+          "model that computes in it already goes without.");
 ABSL_FLAG(std::string,
           kv_listen,
           DecodeOptions{}.kv_listen,
@@ -48,11 +79,20 @@ ABSL_FLAG(std::string,
 namespace baton::decode {
 namespace {
 
+// What timing steps may take at start.
+constexpr absl::Duration kCostBudget = absl::Seconds(2);
+
 DecodeOptions OptionsFromFlags(const worker::WorkerOptions& worker_options) {
   DecodeOptions options;
   options.loop.scheduler.max_batch = absl::GetFlag(FLAGS_max_batch);
   options.loop.scheduler.max_prefill_sequences = absl::GetFlag(FLAGS_max_prefill_sequences);
   options.loop.scheduler.chunk_tokens = worker_options.chunk_tokens;
+  options.loop.speculation.max_drafts = absl::GetFlag(FLAGS_max_draft_tokens);
+  options.loop.speculation.max_step_drafts = absl::GetFlag(FLAGS_max_step_draft_tokens);
+  options.loop.speculation.ngram = absl::GetFlag(FLAGS_ngram_drafts);
+  options.swap_bytes = absl::GetFlag(FLAGS_swap_space);
+  options.draft_model = absl::GetFlag(FLAGS_draft_model);
+  options.draft_weight_dtype = absl::GetFlag(FLAGS_draft_weight_dtype);
   options.loop.max_calls = worker_options.max_calls;
   options.loop.block_hash_bits = worker_options.test_block_hash_bits;
   options.loop.test_step_delay = worker_options.test_step_delay;
@@ -79,6 +119,20 @@ absl::Status ValidateOptions(const DecodeOptions& options) {
   if (options.loop.scheduler.max_prefill_sequences < 1) {
     return absl::InvalidArgumentError("--max-prefill-sequences: must be at least 1");
   }
+  const SpeculationOptions& speculation = options.loop.speculation;
+  if (speculation.max_drafts < 0 || speculation.max_drafts > kMaxDrafts)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-draft-tokens: must be in [0, ", kMaxDrafts, "]"));
+  if (options.swap_bytes < 0) return absl::InvalidArgumentError("--swap-space: must be at least 0");
+  if (speculation.max_step_drafts < 0)
+    return absl::InvalidArgumentError("--max-step-draft-tokens: must be at least 0");
+  if (options.draft_weight_dtype != "none" && options.draft_weight_dtype != "q4" &&
+      options.draft_weight_dtype != "int8") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--draft-weight-dtype=\"", options.draft_weight_dtype, "\": accepted: none, q4, int8"));
+  }
+  if (!options.draft_model.empty() && options.draft_weight_dtype != "none")
+    return absl::InvalidArgumentError("--draft-model, --draft-weight-dtype: one of them at most");
   std::string host;
   int port;
   return ParseListen(options.kv_listen, &host, &port);
@@ -86,7 +140,8 @@ absl::Status ValidateOptions(const DecodeOptions& options) {
 
 class DecodeRole : public worker::WorkerRole {
  public:
-  explicit DecodeRole(DecodeOptions options) : options_(std::move(options)) {}
+  DecodeRole(DecodeOptions options, worker::WorkerOptions worker_options)
+      : options_(std::move(options)), worker_options_(std::move(worker_options)) {}
 
   base::Role role() const override { return base::Role::kDecode; }
   std::vector<std::string> service_names() const override {
@@ -98,10 +153,11 @@ class DecodeRole : public worker::WorkerRole {
     return {service_->service(), peer_service_->service()};
   }
   int step_tokens() const override {
-    return options_.loop.scheduler.chunk_tokens + options_.loop.scheduler.max_batch;
+    return options_.loop.scheduler.chunk_tokens + options_.loop.scheduler.max_batch + StepDrafts();
   }
   int max_logit_rows() const override {
-    return options_.loop.scheduler.max_batch + options_.loop.scheduler.max_prefill_sequences;
+    return options_.loop.scheduler.max_batch + options_.loop.scheduler.max_prefill_sequences +
+           StepDrafts();
   }
 
   absl::Status StartEngine(std::unique_ptr<worker::EngineHost> host,
@@ -112,6 +168,10 @@ class DecodeRole : public worker::WorkerRole {
     options_.loop.model_fingerprint = host_->ModelKey();
     loop_ = std::make_unique<DecodeLoop>(options_.loop, *host_->runner, *host_->tokenizer,
                                          worker::WorkerMetrics(metrics));
+    BATON_ASSIGN_OR_RETURN(SwapSpace swap, SwapSpace::Create(*host_->runner, options_.swap_bytes));
+    swap_ = std::make_unique<SwapSpace>(std::move(swap));
+    loop_->set_swap_space(swap_.get());
+    BATON_RETURN_IF_ERROR(SetUpSpeculation());
     kvtransfer::ReceiverOptions receiver_options;
     receiver_options.pool = &host_->runner->kv_pool();
     receiver_options.layout = host_->runner->layout();
@@ -139,6 +199,32 @@ class DecodeRole : public worker::WorkerRole {
   void StopEngine() override { loop_->Stop(); }
 
  private:
+  int StepDrafts() const {
+    const SpeculationOptions& speculation = options_.loop.speculation;
+    return speculation.max_drafts == 0 ? 0 : speculation.max_step_drafts;
+  }
+  // Steps are timed on the empty pool before the first request comes.
+  absl::Status SetUpSpeculation() {
+    if (StepDrafts() == 0) return absl::OkStatus();
+    BATON_ASSIGN_OR_RETURN(
+        StepCost cost,
+        MeasureStepCost(*host_->runner, std::min(max_logit_rows(), step_tokens()), kCostBudget));
+    loop_->set_step_cost(std::move(cost));
+    DraftModelOptions draft;
+    draft.max_batch = options_.loop.scheduler.max_batch;
+    draft.cost_budget = kCostBudget;
+    std::unique_ptr<Drafter> drafter;
+    if (!options_.draft_model.empty()) {
+      BATON_ASSIGN_OR_RETURN(drafter,
+                             LoadDraftModel(draft, options_.draft_model, worker_options_, *host_));
+    } else if (options_.draft_weight_dtype != "none") {
+      BATON_ASSIGN_OR_RETURN(
+          drafter, LoadLowBitCopy(draft, options_.draft_weight_dtype, worker_options_, *host_));
+    }
+    if (drafter != nullptr) loop_->AddDrafter(std::move(drafter));
+    return absl::OkStatus();
+  }
+
   std::vector<worker::v1::WorkerStatus::Peer> Peers() const {
     std::vector<worker::v1::WorkerStatus::Peer> peers;
     for (const kvtransfer::Receiver::PeerInfo& info : receiver_->peers()) {
@@ -151,7 +237,9 @@ class DecodeRole : public worker::WorkerRole {
   }
 
   DecodeOptions options_;
+  const worker::WorkerOptions worker_options_;
   std::unique_ptr<worker::EngineHost> host_;
+  std::unique_ptr<SwapSpace> swap_;
   std::unique_ptr<DecodeService> service_;
   std::unique_ptr<PeerService> peer_service_;
   std::unique_ptr<DecodeLoop> loop_;
@@ -172,6 +260,6 @@ int main(int argc, char** argv) {
   const baton::worker::WorkerOptions options = baton::worker::WorkerOptionsFromFlags();
   const DecodeOptions decode_options = baton::decode::OptionsFromFlags(options);
   const absl::Status valid = baton::decode::ValidateOptions(decode_options);
-  baton::decode::DecodeRole role(decode_options);
+  baton::decode::DecodeRole role(decode_options, options);
   return baton::worker::RunWorker(options, valid, &role);
 }

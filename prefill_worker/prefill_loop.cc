@@ -126,6 +126,7 @@ void PrefillLoop::HandleOpen(std::unique_ptr<Call> owned) {
   const kv::BlockHasher hasher(options_.model_fingerprint, runner_.layout().format,
                                call->request.cache_salt, options_.block_hash_bits);
   call->sequence.emplace(call->request.prompt_ids, hasher, call->id);
+  call->sequence->priority = call->request.priority;
   scheduler_.Enqueue(&*call->sequence);
 }
 

@@ -59,12 +59,6 @@ v1::LayoutFingerprint FingerprintOf(const runtime::ModelRunner& runner,
   return fingerprint;
 }
 
-absl::StatusOr<std::unique_ptr<text::Tokenizer>> LoadTokenizer(const runtime::ModelRunner& runner) {
-  const model::Checkpoint& checkpoint = runner.checkpoint();
-  if (checkpoint.gguf() != nullptr) return text::Tokenizer::LoadGguf(*checkpoint.gguf());
-  return text::Tokenizer::LoadHuggingFace(checkpoint.path());
-}
-
 // Blocks 0.. are written and then forgotten: no sequence has them yet.
 absl::Status WarmUp(runtime::ModelRunner* runner, int chunk_tokens) {
   const int tokens = std::min(
@@ -80,6 +74,12 @@ absl::Status WarmUp(runtime::ModelRunner* runner, int chunk_tokens) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<text::Tokenizer>> LoadTokenizer(const runtime::ModelRunner& runner) {
+  const model::Checkpoint& checkpoint = runner.checkpoint();
+  if (checkpoint.gguf() != nullptr) return text::Tokenizer::LoadGguf(*checkpoint.gguf());
+  return text::Tokenizer::LoadHuggingFace(checkpoint.path());
+}
 
 absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
                                       int step_tokens,

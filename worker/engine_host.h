@@ -31,6 +31,9 @@ absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
                                       int step_tokens,
                                       int max_logit_rows);
 
+// The tokenizer of the checkpoint that `runner` has loaded. Errors: those of Tokenizer::Load*.
+absl::StatusOr<std::unique_ptr<text::Tokenizer>> LoadTokenizer(const runtime::ModelRunner& runner);
+
 // For messages and status: 32 hex digits.
 std::string IncarnationName(const std::string& incarnation);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 
 namespace baton::worker {
 namespace {
@@ -18,6 +19,9 @@ absl::string_view FailureReason(const absl::Status& status) {
   if (absl::IsUnavailable(status)) return "peer_gone";
   return "error";
 }
+
+// Places of drafts that are counted apart: as many as a decode worker drafts.
+constexpr int kDraftPositions = 15;
 
 double Seconds(absl::Duration duration) { return std::max(0.0, absl::ToDoubleSeconds(duration)); }
 
@@ -35,6 +39,7 @@ WorkerMetrics::WorkerMetrics(base::Metrics* metrics)
       inter_token_latency(metrics->histogram(HistogramId::kInterTokenLatency)),
       time_to_first_token(metrics->histogram(HistogramId::kTimeToFirstToken)),
       append(metrics->histogram(HistogramId::kKvAppend)),
+      step_gap(metrics->histogram(HistogramId::kStepGap)),
       abort_to_free(metrics->histogram(HistogramId::kKvAbortToFree)),
       metrics_(metrics),
       finished_stop_(metrics->counter(CounterId::kRequestsFinished, "stop")),
@@ -53,6 +58,7 @@ WorkerMetrics::WorkerMetrics(base::Metrics* metrics)
       iteration_tokens_(metrics->histogram(HistogramId::kIterationTokens)),
       iteration_{metrics->histogram(HistogramId::kIterationDuration, "prefill"),
                  metrics->histogram(HistogramId::kIterationDuration, "decode"),
+                 metrics->histogram(HistogramId::kIterationDuration, "verify"),
                  metrics->histogram(HistogramId::kIterationDuration, "mixed")},
       running_(metrics->gauge(GaugeId::kRequestsRunning)),
       waiting_(metrics->gauge(GaugeId::kRequestsWaiting)),
@@ -75,6 +81,14 @@ WorkerMetrics::WorkerMetrics(base::Metrics* metrics)
     quarantine = metrics->histogram(HistogramId::kKvQuarantine);
     exposed = metrics->histogram(HistogramId::kKvTransferExposed);
     reservations_expired = metrics->counter(CounterId::kKvReservationExpired);
+    drafts_ = metrics->counter(CounterId::kSpecDecodeDrafts);
+    draft_tokens_ = metrics->counter(CounterId::kSpecDecodeDraftTokens);
+    accepted_tokens_ = metrics->counter(CounterId::kSpecDecodeAcceptedTokens);
+    accept_length_ = metrics->histogram(HistogramId::kSpecDecodeAcceptLength);
+    for (int position = 0; position < kDraftPositions; ++position) {
+      accepted_per_pos_.push_back(
+          metrics->counter(CounterId::kSpecDecodeAcceptedTokensPerPos, absl::StrCat(position)));
+    }
   }
 }
 
@@ -109,6 +123,15 @@ void WorkerMetrics::OnRequestEnd(const absl::Status& status,
 void WorkerMetrics::OnStep(StepPhase phase, int tokens, absl::Duration duration) const {
   iteration_tokens_.Observe(tokens);
   iteration_[static_cast<size_t>(phase)].Observe(Seconds(duration));
+}
+
+void WorkerMetrics::OnDrafts(int drafts, int accepted) const {
+  drafts_.Increment();
+  draft_tokens_.Increment(drafts);
+  accepted_tokens_.Increment(accepted);
+  accept_length_.Observe(accepted + 1);
+  for (size_t i = 0; i < accepted_per_pos_.size() && static_cast<int>(i) < accepted; ++i)
+    accepted_per_pos_[i].Increment();
 }
 
 void WorkerMetrics::OnTransfer(absl::string_view transport,

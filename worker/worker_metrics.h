@@ -3,6 +3,7 @@
 // The metrics that both workers keep, taken once.
 
 #include <array>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -22,7 +23,7 @@ struct RequestTimes {
   absl::Duration last_token;
 };
 
-enum class StepPhase { kPrefill, kDecode, kMixed };
+enum class StepPhase { kPrefill, kDecode, kVerify, kMixed };
 
 // Default-made it counts nothing. Thread-safe.
 class WorkerMetrics {
@@ -45,6 +46,8 @@ class WorkerMetrics {
                   bool send,
                   absl::Duration duration,
                   uint64_t bytes) const;
+  // A step has verified `drafts` of a sequence, of which the first `accepted` were right.
+  void OnDrafts(int drafts, int accepted) const;
   void OnTransferFailed(absl::string_view transport, const absl::Status& status) const;
   // Gauges.
   void SetLoad(const v1::WorkerLoad& load,
@@ -61,6 +64,7 @@ class WorkerMetrics {
   base::Histogram inter_token_latency;
   base::Histogram time_to_first_token;
   base::Histogram append;
+  base::Histogram step_gap;
   base::Histogram abort_to_free;
   // Prefill only.
   base::Counter units_skipped;
@@ -70,11 +74,14 @@ class WorkerMetrics {
 
  private:
   base::Metrics* metrics_ = nullptr;
+  base::Counter drafts_, draft_tokens_, accepted_tokens_;
+  std::vector<base::Counter> accepted_per_pos_;  // decode only
+  base::Histogram accept_length_;
   base::Counter finished_stop_, finished_length_, finished_abort_, finished_error_;
   base::Histogram e2e_, queue_, prefill_, decode_, inference_, per_token_;
   base::Histogram prompt_tokens_, generated_tokens_, max_tokens_;
   base::Histogram iteration_tokens_;
-  std::array<base::Histogram, 3> iteration_;  // by StepPhase
+  std::array<base::Histogram, 4> iteration_;  // by StepPhase
   base::Gauge running_, waiting_, waiting_capacity_, waiting_blocks_, waiting_transfer_;
   base::Gauge queue_tokens_, usage_;
   base::Gauge free_, cached_, active_, reserved_, quarantined_;

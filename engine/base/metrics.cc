@@ -65,6 +65,12 @@ const Buckets& TokensBuckets() {
   return *kBuckets;
 }
 
+// One and more than kMaxDrafts of the decode worker.
+const Buckets& AcceptLengthBuckets() {
+  static const auto* const kBuckets = new Buckets{1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16};
+  return *kBuckets;
+}
+
 struct Label {
   std::string name;
   std::vector<std::string> values;  // empty: open
@@ -84,6 +90,7 @@ constexpr auto kPhase = &PhaseBuckets;
 constexpr auto kTransferSeconds = &TransferSecondsBuckets;
 constexpr auto kBytes = &BytesBuckets;
 constexpr auto kTokens = &TokensBuckets;
+constexpr auto kAcceptLength = &AcceptLengthBuckets;
 
 #define BATON_PLAIN_(id, name, roles, labels, help) {name, roles, labels, help, nullptr},
 #define BATON_HISTOGRAM_(id, name, roles, labels, buckets, help) \

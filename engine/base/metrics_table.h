@@ -1,9 +1,12 @@
 #pragma once
 
-// Every metric of the project: X(Id, name, roles, labels, [buckets,] help). Included by metrics.h only.
+// Every metric of the project: X(Id, name, roles, labels, [buckets,] help). Included by metrics.h
+// only.
 //   roles   the processes that export it
-//   labels  "a=x|y b": label a takes x or y, label b is open. Where all labels are closed the series exist from the
-//           start, so that rates and alerts see the first event. "" is a metric without labels of its own.
+//   labels  "a=x|y b": label a takes x or y, label b is open. Where all labels are closed the
+//   series exist from the
+//           start, so that rates and alerts see the first event. "" is a metric without labels of
+//           its own.
 //   buckets names a list in metrics.cc
 // Every series also carries the constant labels model_name and role.
 
@@ -27,6 +30,16 @@
     "Requests that ended because their logits were not finite.")                                  \
   X(KvFp8Saturated, "baton_kv_fp8_saturated_total", kWorkers, "tensor=k|v",                       \
     "Sampled K and V values beyond the range of e4m3.")                                           \
+  /* Speculation. */                                                                              \
+  X(SpecDecodeDrafts, "baton_spec_decode_drafts_total", kDecode, "",                              \
+    "Rows of draft tokens that a step has verified, one a sequence.")                             \
+  X(SpecDecodeDraftTokens, "baton_spec_decode_draft_tokens_total", kDecode, "",                   \
+    "Draft tokens verified.")                                                                     \
+  X(SpecDecodeAcceptedTokens, "baton_spec_decode_accepted_tokens_total", kDecode, "",             \
+    "Draft tokens that were what the model says.")                                                \
+  X(SpecDecodeAcceptedTokensPerPos, "baton_spec_decode_accepted_tokens_per_pos_total", kDecode,   \
+    "position",                                                                                   \
+    "Accepted draft tokens by their place in the row of drafts, from 0.")                         \
   /* Hand-over. */                                                                                \
   X(KvTransferUnitsSkipped, "baton_kv_transfer_units_skipped_total", kPrefill, "reason=prefix",   \
     "Blocks that were not sent because the decode worker held them.")                             \
@@ -127,6 +140,10 @@
     "phase=prefill|decode|draft|verify|mixed",                                                    \
     kItl,                                                                                         \
     "Duration of one step.")                                                                      \
+  X(StepGap, "baton_step_gap_seconds", kWorkers, "", kTransferSeconds,                            \
+    "Between two steps with work: planning, drawing tokens, sending.")                            \
+  X(SpecDecodeAcceptLength, "baton_spec_decode_accept_length", kDecode, "", kAcceptLength,        \
+    "Tokens that a step with drafts has given one sequence: the accepted ones and one more.")     \
   X(KvAppend, "baton_kv_append_seconds", kWorkers, "", kItl,                                      \
     "Time of a request's prefill spent in the append kernel, where the backend measures it.")     \
   /* Hand-over. */                                                                                \

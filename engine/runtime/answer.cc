@@ -18,7 +18,8 @@ uint32_t MaxOutput(const EngineRequest& request, int max_model_len) {
 text::StopMatcher MakeMatcher(const EngineRequest& request) {
   absl::StatusOr<text::StopMatcher> matcher =
       text::StopMatcher::Create(request.params.stop, /*include_stop=*/false);
-  BATON_CHECK(matcher.ok(), "stop strings: ", matcher.status().ToString());  // ValidateRequest has looked at them
+  BATON_CHECK(matcher.ok(),
+              "stop strings: ", matcher.status().ToString());  // ValidateRequest has looked at them
   return *std::move(matcher);
 }
 
@@ -54,17 +55,36 @@ absl::StatusOr<SampledToken> Answer::Draw(Sampler* sampler, absl::Span<float> lo
 }
 
 void Answer::Accept(uint32_t id) {
-  BATON_CHECK(!finished());
+  BATON_CHECK(!finished() && drafts_.empty());
   counts_.AddOutput(id);
   ++num_output_;
   ++position_;
   finish_ = Judge(id);
 }
 
+absl::StatusOr<uint32_t> Answer::DrawDraft(Sampler* sampler, absl::Span<float> logits) {
+  const auto ahead = static_cast<uint32_t>(drafts_.size());
+  BATON_ASSIGN_OR_RETURN(const uint32_t id,
+                         sampler->SampleId(request_.params, choice_, position_ + ahead,
+                                           num_output_ + ahead, counts_, logits));
+  counts_.AddOutput(id);
+  drafts_.push_back(id);
+  return id;
+}
+
+void Answer::TakeBackDrafts() {
+  for (const uint32_t id : drafts_) counts_.RemoveOutput(id);
+  drafts_.clear();
+}
+
+bool Answer::IsStopToken(uint32_t id) const {
+  const std::vector<uint32_t>& stop_ids = request_.params.stop_token_ids;
+  return std::find(stop_ids.begin(), stop_ids.end(), id) != stop_ids.end();
+}
+
 Finish Answer::Judge(uint32_t id) {
   Finish finish;
-  const std::vector<uint32_t>& stop_ids = request_.params.stop_token_ids;
-  if (std::find(stop_ids.begin(), stop_ids.end(), id) != stop_ids.end()) {
+  if (IsStopToken(id)) {
     finish.reason = FinishReason::kStopToken;
     finish.stop_token_id = id;
     return finish;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "engine/runtime/sampler.h"
 #include "engine/runtime/sequence.h"
@@ -38,6 +39,14 @@ class Answer {
   // Takes a token that was drawn elsewhere.
   void Accept(uint32_t id);
 
+  // What a draft model's row of logits, which is scratch, says would be drawn next: with the same
+  // noise, filters and penalties, as if the drafts before it were part of the answer. Errors: those
+  // of Sampler::SampleId.
+  absl::StatusOr<uint32_t> DrawDraft(Sampler* sampler, absl::Span<float> logits);
+  // Forgets the drafts: only Draw says what the answer is.
+  void TakeBackDrafts();
+  bool IsStopToken(uint32_t id) const;
+
   uint32_t choice() const { return choice_; }
   // Position of the next token in the sequence.
   uint32_t position() const { return position_; }
@@ -58,6 +67,7 @@ class Answer {
   uint32_t position_;
   uint32_t num_output_ = 0;
   TokenCounts counts_;
+  std::vector<uint32_t> drafts_;  // counted in counts_ alone
   text::StopMatcher matcher_;
   std::string scratch_;  // text the matcher lets go; of no interest here
   Finish finish_;

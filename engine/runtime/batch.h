@@ -14,12 +14,15 @@ namespace baton::runtime {
 // Allocates at construction only. Engine thread only.
 class Batch {
  public:
-  explicit Batch(int max_sequences);
+  // `max_drafts`: most drafts of one sequence.
+  explicit Batch(int max_sequences, int max_drafts = 0);
 
   void Clear();
   // The next `num_tokens` pending tokens of `sequence`; with `want_logits`, the logits of the last
   // of them.
   void Add(const Sequence& sequence, int num_tokens, bool want_logits);
+  // The one pending token of `sequence` and then `drafts`, copied; the logits of all of them.
+  void AddDecode(const Sequence& sequence, absl::Span<const uint32_t> drafts);
 
   absl::Span<const StepSequence> parts() const { return parts_; }
   bool empty() const { return parts_.empty(); }
@@ -29,7 +32,9 @@ class Batch {
 
  private:
   std::vector<StepSequence> parts_;
-  std::vector<int> rows_;  // one per part, whether asked for or not
+  std::vector<int> rows_;         // one per part of Add, whether asked for or not
+  std::vector<uint32_t> tokens_;  // of AddDecode
+  std::vector<int> all_rows_;     // 0, 1, 2, ...: the rows of AddDecode
   int num_tokens_ = 0;
   int num_rows_ = 0;
 };

@@ -55,11 +55,12 @@ class Runner : public ModelRunner {
   const model::ModelConfig& config() const override { return checkpoint_->config(); }
   const model::Checkpoint& checkpoint() const override { return *checkpoint_; }
   const kv::KvLayout& layout() const override { return layout_; }
-  base::Buffer& kv_pool() override { return pool_; }
+  base::Buffer& kv_pool() override { return kv_owner_ != nullptr ? kv_owner_->kv_pool() : pool_; }
   int max_model_len() const override { return max_model_len_; }
   ops::WeightDtype weight_dtype() const override { return backend_->weight_dtype(); }
   std::string kv_scales_fingerprint() const override { return scales_.Fingerprint(); }
   absl::Span<const float> kv_scales(int layer) const override {
+    if (kv_owner_ != nullptr) return kv_owner_->kv_scales(layer);
     return scales_.empty() ? absl::Span<const float>() : scales_.layer(layer);
   }
   std::string device() const override { return backend_->description(); }
@@ -69,8 +70,8 @@ class Runner : public ModelRunner {
         from >= 0 && from < layout_.num_blocks && to >= 0 && to < layout_.num_blocks && from != to,
         "from=", from, " to=", to, " num_blocks=", layout_.num_blocks);
     for (int layer = 0; layer < layout_.num_layers; ++layer) {
-      std::memcpy(pool_.data() + layout_.BlockOffset(layer, to),
-                  pool_.data() + layout_.BlockOffset(layer, from), layout_.block_bytes());
+      std::memcpy(kv_pool().data() + layout_.BlockOffset(layer, to),
+                  kv_pool().data() + layout_.BlockOffset(layer, from), layout_.block_bytes());
     }
   }
 
@@ -83,6 +84,7 @@ class Runner : public ModelRunner {
     }
     BATON_ASSIGN_OR_RETURN(max_model_len_,
                            model::ResolveMaxModelLen(config(), options.max_model_len));
+    if (options.kv_owner != nullptr) return ShareKv(options);
     BATON_ASSIGN_OR_RETURN(layout_.format, model::ResolveKvFormat(config(), options.kv_dtype));
     layout_.num_layers = config().num_layers;
     layout_.num_kv_heads = config().num_kv_heads;
@@ -102,6 +104,16 @@ class Runner : public ModelRunner {
     return absl::OkStatus();
   }
 
+  absl::Status ShareKv(const ModelRunnerOptions& options) {
+    kv_owner_ = options.kv_owner;
+    if (checkpoint_->fingerprint() != kv_owner_->checkpoint().fingerprint()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(options.model_path, ": not the model that the KV pool is of"));
+    }
+    layout_ = kv_owner_->layout();
+    return absl::OkStatus();
+  }
+
   absl::Status LoadModel(const ModelRunnerOptions& options) {
     BATON_ASSIGN_OR_RETURN(const ops::WeightDtype dtype,
                            model::ResolveWeightDtype(*checkpoint_, options.weight_dtype));
@@ -112,7 +124,8 @@ class Runner : public ModelRunner {
               " stored=", base::NameOf(checkpoint_->main_format()),
               " weight_dtype=", ops::WeightDtypeName(dtype), " requested=", options.weight_dtype,
               LogField("device", device()));
-    if (layout_.format == kv::KvFormat::kFp8) scales_ = model::MakeKvScales(*checkpoint_);
+    if (layout_.format == kv::KvFormat::kFp8 && kv_owner_ == nullptr)
+      scales_ = model::MakeKvScales(*checkpoint_);
     BATON_ASSIGN_OR_RETURN(model::Weights weights, model::LoadWeights(*checkpoint_, *backend_));
     weight_bytes_ = weights.bytes();
     BATON_ASSIGN_OR_RETURN(model_,
@@ -121,15 +134,21 @@ class Runner : public ModelRunner {
     return absl::OkStatus();
   }
 
-  absl::Status AllocateMemory(const ModelRunnerOptions& options) {
+  absl::Status AllocatePool(const ModelRunnerOptions& options) {
     BATON_ASSIGN_OR_RETURN(
         pool_, options.shared_kv ? base::Buffer::AllocateShared("baton-kv", layout_.pool_bytes())
                                  : base::Buffer::Allocate(layout_.pool_bytes()));
+    return absl::OkStatus();
+  }
+
+  absl::Status AllocateMemory(const ModelRunnerOptions& options) {
+    if (kv_owner_ == nullptr) BATON_RETURN_IF_ERROR(AllocatePool(options));
     BATON_ASSIGN_OR_RETURN(logits_,
                            base::Buffer::Allocate(static_cast<size_t>(options.max_logit_rows) *
                                                   config().vocab * sizeof(float)));
     for (int layer = 0; layer < layout_.num_layers; ++layer) {
-      layers_.push_back({&layout_, pool_.data() + layout_.BlockOffset(layer, 0), kv_scales(layer)});
+      layers_.push_back(
+          {&layout_, kv_pool().data() + layout_.BlockOffset(layer, 0), kv_scales(layer)});
     }
     StepLimits limits;
     limits.max_tokens = options.max_step_tokens;
@@ -158,6 +177,7 @@ class Runner : public ModelRunner {
   std::unique_ptr<ops::Backend> backend_;
   model::KvScaleTable scales_;
   size_t weight_bytes_ = 0;
+  ModelRunner* kv_owner_ = nullptr;  // has pool and scales; null: this one has
   std::unique_ptr<model::Qwen3> model_;
   base::Buffer pool_;
   base::Buffer logits_;
@@ -166,6 +186,20 @@ class Runner : public ModelRunner {
 };
 
 }  // namespace
+
+void ModelRunner::ReadBlock(kv::BlockId block, uint8_t* out) {
+  BATON_CHECK(block >= 0 && block < layout().num_blocks);
+  const size_t bytes = layout().block_bytes();
+  for (int layer = 0; layer < layout().num_layers; ++layer)
+    std::memcpy(out + layer * bytes, kv_pool().data() + layout().BlockOffset(layer, block), bytes);
+}
+
+void ModelRunner::WriteBlock(kv::BlockId block, const uint8_t* in) {
+  BATON_CHECK(block >= 0 && block < layout().num_blocks);
+  const size_t bytes = layout().block_bytes();
+  for (int layer = 0; layer < layout().num_layers; ++layer)
+    std::memcpy(kv_pool().data() + layout().BlockOffset(layer, block), in + layer * bytes, bytes);
+}
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
     const ModelRunnerOptions& options) {

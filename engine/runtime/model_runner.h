@@ -18,6 +18,8 @@
 
 namespace baton::runtime {
 
+class ModelRunner;
+
 struct ModelRunnerOptions {
   std::string model_path;
   std::string backend = "cpu";        // ref, cpu, cuda
@@ -30,6 +32,10 @@ struct ModelRunnerOptions {
   int num_blocks = 0;
   int64_t kv_cache_bytes = int64_t{1} << 30;
   bool shared_kv = false;  // pool in a memfd, so that another process can write into it
+  // Works in the pool of this runner, which outlives it and has loaded the same model, perhaps in
+  // another precision; KV format and sizes of the pool are its. What each of the two appends the
+  // other reads, so both are used by one thread.
+  ModelRunner* kv_owner = nullptr;
   ops::BackendOptions backend_options;
 };
 
@@ -91,6 +97,10 @@ class ModelRunner {
   // Copies whole blocks within the pool, all layers: copy-on-write of a shared, partly filled
   // block.
   virtual void CopyBlock(kv::BlockId from, kv::BlockId to) = 0;
+  // A block of all layers, layer after layer, to or from host memory of layout().block_bytes() *
+  // num_layers. These are for pools that the host can address.
+  virtual void ReadBlock(kv::BlockId block, uint8_t* out);
+  virtual void WriteBlock(kv::BlockId block, const uint8_t* in);
 };
 
 }  // namespace baton::runtime

@@ -171,7 +171,6 @@ absl::StatusOr<SampledToken> Sampler::Sample(const SamplingParams& params,
   BATON_CHECK(static_cast<int>(logits.size()) == vocab_size_);
   if (!AllFinite(logits)) return absl::InternalError("logits: not finite");
   const absl::Span<float> tokens = logits.first(num_tokens_);
-  changed_.clear();
 
   SampledToken result;
   double log_sum = 0;
@@ -181,23 +180,43 @@ absl::StatusOr<SampledToken> Sampler::Sample(const SamplingParams& params,
       result.top.emplace_back(id, static_cast<float>(logit - log_sum));
     }
   }
-
-  BATON_RETURN_IF_ERROR(ApplyBias(params, tokens));
-  ApplyPenalties(params, counts, tokens);
-  BATON_RETURN_IF_ERROR(MaskStopTokens(params, output_tokens, tokens));
-  result.id = ArgMax(tokens);
-  if (!IsGreedy(params)) {
-    const float best = tokens[result.id];
-    CollectCandidates(best, params.temperature, tokens);
-    KeepTopK(params.top_k);
-    KeepTopP(best, params.temperature, params.top_p);
-    result.id = Draw(params, choice, position, best);
-  }
+  BATON_ASSIGN_OR_RETURN(result.id,
+                         Choose(params, choice, position, output_tokens, counts, tokens));
   if (params.logprobs >= 0) {
     result.has_logprob = true;
     result.logprob = static_cast<float>(RawLogit(tokens, result.id) - log_sum);
   }
   return result;
+}
+
+absl::StatusOr<uint32_t> Sampler::SampleId(const SamplingParams& params,
+                                           uint32_t choice,
+                                           uint32_t position,
+                                           uint32_t output_tokens,
+                                           const TokenCounts& counts,
+                                           absl::Span<float> logits) {
+  BATON_CHECK(static_cast<int>(logits.size()) == vocab_size_);
+  if (!AllFinite(logits)) return absl::InternalError("logits: not finite");
+  return Choose(params, choice, position, output_tokens, counts, logits.first(num_tokens_));
+}
+
+absl::StatusOr<uint32_t> Sampler::Choose(const SamplingParams& params,
+                                         uint32_t choice,
+                                         uint32_t position,
+                                         uint32_t output_tokens,
+                                         const TokenCounts& counts,
+                                         absl::Span<float> tokens) {
+  changed_.clear();
+  BATON_RETURN_IF_ERROR(ApplyBias(params, tokens));
+  ApplyPenalties(params, counts, tokens);
+  BATON_RETURN_IF_ERROR(MaskStopTokens(params, output_tokens, tokens));
+  const uint32_t greedy = ArgMax(tokens);
+  if (IsGreedy(params)) return greedy;
+  const float best = tokens[greedy];
+  CollectCandidates(best, params.temperature, tokens);
+  KeepTopK(params.top_k);
+  KeepTopP(best, params.temperature, params.top_p);
+  return Draw(params, choice, position, best);
 }
 
 absl::Status Sampler::ApplyBias(const SamplingParams& params, absl::Span<float> logits) {

@@ -76,7 +76,22 @@ class Sampler {
                                       const TokenCounts& counts,
                                       absl::Span<float> logits);
 
+  // The id that Sample would draw, without log probabilities: for drafts. Errors: those of Sample.
+  absl::StatusOr<uint32_t> SampleId(const SamplingParams& params,
+                                    uint32_t choice,
+                                    uint32_t position,
+                                    uint32_t output_tokens,
+                                    const TokenCounts& counts,
+                                    absl::Span<float> logits);
+
  private:
+  // Steps 1 to 9 over the vocabulary without padding rows.
+  absl::StatusOr<uint32_t> Choose(const SamplingParams& params,
+                                  uint32_t choice,
+                                  uint32_t position,
+                                  uint32_t output_tokens,
+                                  const TokenCounts& counts,
+                                  absl::Span<float> tokens);
   absl::Status ApplyBias(const SamplingParams& params, absl::Span<float> logits);
   void ApplyPenalties(const SamplingParams& params,
                       const TokenCounts& counts,

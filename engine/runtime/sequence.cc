@@ -93,6 +93,13 @@ absl::Status KvMemory::Grow(Sequence* sequence, int num_tokens) {
   return absl::OkStatus();
 }
 
+void KvMemory::Shrink(Sequence* sequence, int num_tokens) {
+  const auto keep = static_cast<size_t>(kv::BlocksFor(num_tokens));
+  if (sequence->blocks.size() <= keep) return;
+  pool_.Release(absl::MakeConstSpan(sequence->blocks).subspan(keep));
+  sequence->blocks.resize(keep);
+}
+
 void KvMemory::Publish(Sequence* sequence) {
   ExtendHashes(sequence);
   const size_t full =

@@ -25,6 +25,8 @@ struct EngineRequest {
   // The last tokens of the prompt that are earlier output of the same answer: they count as output
   // for penalties, stop strings, min_tokens and max_tokens.
   int resumed_tokens = 0;
+  // Higher ones are computed sooner; see PrefillScheduler.
+  int priority = 0;
 
   int prompt_tokens() const { return static_cast<int>(prompt_ids.size()); }
 };
@@ -67,6 +69,7 @@ struct Sequence {
   kv::BlockHasher hasher;
   // Of arrival: who came last is preempted first.
   uint64_t order = 0;
+  int priority = 0;  // of its request
 };
 
 // The block pool and the prefix cache of one worker, and what a sequence does with them. Engine
@@ -81,6 +84,8 @@ class KvMemory {
   // Takes blocks until `num_tokens` fit. All or nothing.
   // Errors: RESOURCE_EXHAUSTED.
   absl::Status Grow(Sequence* sequence, int num_tokens);
+  // Gives back the blocks behind the first `num_tokens` tokens: those of rejected drafts.
+  void Shrink(Sequence* sequence, int num_tokens);
   // Makes the full computed blocks findable. Cheap when no block has been filled since the last
   // call.
   void Publish(Sequence* sequence);

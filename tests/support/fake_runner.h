@@ -15,6 +15,7 @@
 
 #include "engine/base/log.h"
 #include "engine/runtime/model_runner.h"
+#include "engine/runtime/sequence.h"
 #include "engine/text/tokenizer.h"
 
 namespace baton::testing {
@@ -64,13 +65,17 @@ class FakeRunner : public runtime::ModelRunner {
     logits_.clear();
     for (const runtime::StepSequence& part : sequences) {
       tokens_computed += static_cast<int64_t>(part.tokens.size());
+      uint64_t hash = 1;
+      int hashed = 0;
       for (const int row : part.logit_rows) {
-        const uint64_t hash = ContextHash(part, part.start + row + 1);
-        for (uint32_t id = 0; id < kFakeVocab; ++id) logits_.push_back(LogitOf(part, hash, id));
+        for (; hashed <= part.start + row; ++hashed) hash = HashPosition(part, hashed, hash);
+        const bool nan = static_cast<int64_t>(part.tokens[row]) == nan_token;
+        for (uint32_t id = 0; id < kFakeVocab; ++id)
+          logits_.push_back(nan ? std::numeric_limits<float>::quiet_NaN() : FakeLogit(hash, id));
       }
     }
     *logits = absl::MakeSpan(logits_);
-    *timings = {};
+    if (timings != nullptr) *timings = {};
     return step_status;
   }
 
@@ -121,25 +126,16 @@ class FakeRunner : public runtime::ModelRunner {
     }
   }
 
-  uint64_t ContextHash(const runtime::StepSequence& part, int length) {
-    uint64_t hash = 1;
-    for (int position = 0; position < length; ++position) {
-      for (int layer = 0; layer < layout_.num_layers; ++layer) {
-        for (int side = 0; side < 2; ++side) {
-          for (int head = 0; head < layout_.num_kv_heads; ++head) {
-            const uint32_t* row = Row(layer, side, head, part.block_table, position);
-            for (int k = 0; k < layout_.head_dim; ++k) hash = Mix(hash, row[k]);
-          }
+  uint64_t HashPosition(const runtime::StepSequence& part, int position, uint64_t hash) {
+    for (int layer = 0; layer < layout_.num_layers; ++layer) {
+      for (int side = 0; side < 2; ++side) {
+        for (int head = 0; head < layout_.num_kv_heads; ++head) {
+          const uint32_t* row = Row(layer, side, head, part.block_table, position);
+          for (int k = 0; k < layout_.head_dim; ++k) hash = Mix(hash, row[k]);
         }
       }
     }
     return hash;
-  }
-
-  float LogitOf(const runtime::StepSequence& part, uint64_t hash, uint32_t id) const {
-    if (static_cast<int64_t>(part.tokens.back()) == nan_token)
-      return std::numeric_limits<float>::quiet_NaN();
-    return FakeLogit(hash, id);
   }
 
   model::ModelConfig config_;

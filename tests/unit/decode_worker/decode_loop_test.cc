@@ -63,11 +63,20 @@ class DecodeLoopTest : public ::testing::Test {
     options.scheduler.chunk_tokens = 128;
     options.scheduler.max_batch = 8;
     options.max_calls = 100;
+    options.speculation.max_drafts = 0;  // speculation_test.cc
     options.model_fingerprint = "fake";
     options.test_poison_freed = true;
     options.clock = &clock_;
     loop_ = std::make_unique<DecodeLoop>(options, *runner_, *tokenizer_, worker::WorkerMetrics());
     loop_->set_receiver(&receiver_);
+  }
+  void GiveSwapSpace(int num_blocks) {
+    const kv::KvLayout& layout = runner_->layout();
+    const auto bytes = static_cast<int64_t>(layout.block_bytes()) * layout.num_layers * num_blocks;
+    absl::StatusOr<SwapSpace> swap = SwapSpace::Create(*runner_, bytes);
+    ASSERT_TRUE(swap.ok());
+    swap_ = std::make_unique<SwapSpace>(*std::move(swap));
+    loop_->set_swap_space(swap_.get());
   }
   void TearDown() override {
     if (loop_ == nullptr) return;
@@ -174,6 +183,7 @@ class DecodeLoopTest : public ::testing::Test {
   FakeReceiver receiver_;
   std::unique_ptr<FakeRunner> runner_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
+  std::unique_ptr<SwapSpace> swap_;
   std::unique_ptr<DecodeLoop> loop_;
 };
 
@@ -248,6 +258,43 @@ TEST_F(DecodeLoopTest, PreemptionSendsNoTokenTwiceAndChangesNone) {
     ASSERT_TRUE(calls[i].sink->status().ok()) << i << calls[i].sink->status();
     EXPECT_EQ(Ids(*calls[i].sink, 30 + i)[0], GreedyIds(FakePrompt(30 + i, i), 180)) << i;
   }
+}
+
+// The same with a swap space: some blocks of it, and room for everybody.
+TEST_F(DecodeLoopTest, SwappedSequencesGoOnWhereTheyWere) {
+  int64_t computed_without = 0;
+  for (const int swap_blocks : {0, 4, 64}) {
+    Make(12, 256);
+    GiveSwapSpace(swap_blocks);
+    std::vector<OpenCall> calls;
+    for (int i = 0; i < 12; ++i) calls.push_back(Open(FakeRequest(FakePrompt(30 + i, i), 180)));
+    Settle();
+    for (int i = 0; i < 12; ++i) {
+      ASSERT_TRUE(calls[i].sink->status().ok()) << i << calls[i].sink->status();
+      EXPECT_EQ(Ids(*calls[i].sink, 30 + i)[0], GreedyIds(FakePrompt(30 + i, i), 180)) << i;
+    }
+    EXPECT_EQ(swap_->num_free(), swap_blocks);
+    // With room for everybody no token is computed twice.
+    if (swap_blocks == 0) computed_without = runner_->tokens_computed;
+    if (swap_blocks == 64) {
+      EXPECT_LT(runner_->tokens_computed, computed_without);
+      int64_t once = 0;
+      for (int i = 0; i < 12; ++i) once += 30 + i + 179;
+      EXPECT_EQ(runner_->tokens_computed, once);
+    }
+  }
+}
+
+TEST_F(DecodeLoopTest, CancelledWhileSwappedLeavesNothing) {
+  Make(6, 256);
+  GiveSwapSpace(16);
+  std::vector<OpenCall> calls;
+  for (int i = 0; i < 3; ++i) calls.push_back(Open(FakeRequest(FakePrompt(100, i), 150)));
+  for (int i = 0; i < 60; ++i) loop_->RunOnce(absl::ZeroDuration());
+  EXPECT_LT(swap_->num_free(), 16);
+  for (const OpenCall& call : calls) loop_->Cancel(call.id, absl::CancelledError("gone"));
+  Settle();
+  EXPECT_EQ(swap_->num_free(), 16);
 }
 
 TEST_F(DecodeLoopTest, ASequenceAsLongAsThePoolRunsToItsEnd) {

@@ -1,0 +1,212 @@
+#include "decode_worker/model_drafter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+
+namespace baton::decode {
+namespace {
+
+// Part of a step's time that is spent on catching up after it.
+constexpr double kCatchUpPart = 0.5;
+// Before anything is known, in trials, and how both kinds of trials fade.
+constexpr float kPrior = 0.7f;
+constexpr float kPriorWeight = 20;
+constexpr float kAllWeight = 6;
+constexpr float kOwnKeep = 0.99f;
+constexpr float kAllKeep = 0.999f;
+constexpr double kLearn = 0.05;
+
+double Now() { return absl::ToDoubleSeconds(base::Clock::Real().Now()); }
+
+}  // namespace
+
+ModelDrafter::ModelDrafter(const ModelDrafterOptions& options,
+                           std::unique_ptr<runtime::ModelRunner> runner,
+                           StepCost cost)
+    : options_(options),
+      runner_(std::move(runner)),
+      cost_(std::move(cost)),
+      sampler_(runner_->config().vocab, options.num_tokens) {
+  if (!options.uses_target_kv) memory_.emplace(runner_->layout().num_blocks);
+  parts_.reserve(options.max_batch);
+  rows_.reserve(options.max_batch);
+  jobs_.reserve(options.max_batch);
+}
+
+ModelDrafter::State& ModelDrafter::Sync(const runtime::Sequence& target) {
+  std::unique_ptr<State>& state = states_[target.order];
+  if (state == nullptr) state = std::make_unique<State>();
+  if (!memory_) return *state;
+  if (!state->sequence) {
+    runtime::Sequence& own = state->sequence.emplace(target.tokens, target.hasher, target.order);
+    own.tokens.reserve(target.tokens.capacity() + kMaxDrafts);
+    memory_->MatchPrefix(&own, kv::MaxMatchBlocks(own.num_tokens()));
+    return *state;
+  }
+  runtime::Sequence& own = *state->sequence;
+  // Rejected drafts have been taken away by OnVerified: the rest is a beginning of the target's.
+  own.tokens.insert(own.tokens.end(), target.tokens.begin() + own.num_tokens(),
+                    target.tokens.end());
+  return *state;
+}
+
+DraftOffer ModelDrafter::Offer(const Drafting& drafting) {
+  State& state = Sync(*drafting.sequence);
+  state.acceptance.Fade(kOwnKeep);
+  acceptance_.Fade(kAllKeep);
+  const int room = runner_->max_model_len() - drafting.sequence->num_tokens();
+  const float common = acceptance_.Estimate(kPrior, kPriorWeight);
+  const bool ready = !state.sequence || state.sequence->num_pending() <= most_pending();
+  state.wanted = false;
+  return {std::clamp(room, 0, drafting.limit), state.acceptance.Estimate(common, kAllWeight),
+          ready};
+}
+
+void ModelDrafter::Want(const Drafting& drafting) {
+  states_.at(drafting.sequence->order)->wanted = true;
+}
+
+bool ModelDrafter::Grow(State* state, int num_tokens) {
+  if (memory_->Grow(&*state->sequence, num_tokens).ok()) return true;
+  memory_->Release(&*state->sequence);
+  return false;
+}
+
+void ModelDrafter::Draft(absl::Span<Drafting* const> draftings) {
+  jobs_.clear();
+  for (Drafting* drafting : draftings) {
+    State& state = *states_.at(drafting->sequence->order);
+    if (memory_ && !Grow(&state, drafting->sequence->num_tokens() + drafting->count)) {
+      drafting->count = 0;
+      continue;
+    }
+    jobs_.push_back(drafting);
+  }
+  for (int round = 0; !jobs_.empty(); ++round) {
+    RunRound(round);
+    std::erase_if(jobs_, [round](const Drafting* job) { return job->count <= round + 1; });
+  }
+  for (Drafting* drafting : draftings) drafting->answer->TakeBackDrafts();
+}
+
+void ModelDrafter::RunRound(int round) {
+  parts_.clear();
+  rows_.clear();
+  StepLoad load;
+  for (Drafting* drafting : jobs_) {
+    AddToBatch(drafting, round);
+    load.Add(static_cast<int>(parts_.back().tokens.size()), parts_.back().start);
+  }
+  absl::Span<float> logits;
+  const double start = Now();
+  const absl::Status status = runner_->Step(parts_, nullptr, &logits, nullptr);
+  const double end = Now();
+  if (!status.ok()) BATON_LOG(Error, "draft step failed", LogField("status", status.ToString()));
+  cost_.Observe(load, end - start);
+  const size_t vocab = runner_->config().vocab;
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    const bool taken = status.ok() && Take(jobs_[i], round, logits.subspan(i * vocab, vocab));
+    // A draft model's fault ends the drafts, never the request.
+    if (!taken) jobs_[i]->count = round;
+  }
+  draw_seconds_ += kLearn * ((Now() - end) / static_cast<double>(jobs_.size()) - draw_seconds_);
+}
+
+void ModelDrafter::AddToBatch(Drafting* drafting, int round) {
+  runtime::StepSequence part;
+  if (memory_) {
+    const runtime::Sequence& own = *states_.at(drafting->sequence->order)->sequence;
+    part.tokens = absl::MakeConstSpan(own.tokens).subspan(own.num_computed);
+    part.start = own.num_computed;
+    part.block_table = own.blocks;
+  } else {
+    const std::vector<uint32_t>& tokens = drafting->sequence->tokens;
+    part.tokens = round == 0 ? absl::MakeConstSpan(tokens).last(1)
+                             : absl::MakeConstSpan(&drafting->tokens[round - 1], 1);
+    part.start = drafting->sequence->num_tokens() - 1 + round;
+    part.block_table = drafting->sequence->blocks;
+  }
+  rows_.push_back(static_cast<int>(part.tokens.size()) - 1);
+  part.logit_rows = absl::MakeConstSpan(&rows_.back(), 1);
+  parts_.push_back(part);
+}
+
+bool ModelDrafter::Take(Drafting* drafting, int round, absl::Span<float> logits) {
+  const absl::StatusOr<uint32_t> id = drafting->answer->DrawDraft(&sampler_, logits);
+  if (!id.ok()) return false;
+  drafting->tokens[round] = *id;
+  if (memory_) {
+    runtime::Sequence& own = *states_.at(drafting->sequence->order)->sequence;
+    own.num_computed = own.num_tokens();
+    own.tokens.push_back(*id);
+  }
+  // Nothing follows an end.
+  if (drafting->answer->IsStopToken(*id)) drafting->count = round + 1;
+  return true;
+}
+
+void ModelDrafter::OnVerified(const Drafting& drafting, int accepted) {
+  const auto found = states_.find(drafting.sequence->order);
+  if (found == states_.end()) return;
+  State& state = *found->second;
+  state.acceptance.Add(drafting.count, accepted);
+  acceptance_.Add(drafting.count, accepted);
+  if (!memory_) return;
+  // Drafts and the target's tokens agree up to here.
+  runtime::Sequence& own = *state.sequence;
+  own.tokens.resize(own.tokens.size() - drafting.count + accepted);
+  own.num_computed = std::min(own.num_computed, own.num_tokens());
+  memory_->Shrink(&own, own.num_tokens());
+  memory_->Publish(&own);
+}
+
+void ModelDrafter::Forget(uint64_t order) {
+  const auto found = states_.find(order);
+  if (found == states_.end()) return;
+  if (found->second->sequence) memory_->Release(&*found->second->sequence);
+  states_.erase(found);
+}
+
+double ModelDrafter::RoundSeconds(const StepLoad& round) const {
+  return cost_.Seconds(round) + draw_seconds_ * round.tokens;
+}
+
+void ModelDrafter::CatchUp(double seconds) {
+  if (!memory_) return;
+  // The oldest first: it has waited longest.
+  State* behind = nullptr;
+  for (const auto& [order, state] : states_) {
+    if (!state->wanted) continue;
+    if (behind == nullptr || order < behind->sequence->order) behind = state.get();
+  }
+  if (behind == nullptr) return;
+  runtime::Sequence& own = *behind->sequence;
+  // All but the last token, whose logits a round will want.
+  int tokens = std::min(own.num_pending() - 1, options_.max_catch_up);
+  const auto cost = [&](int count) {
+    StepLoad load;
+    load.Add(count, own.num_computed);
+    return cost_.Seconds(load);
+  };
+  while (tokens > kv::kBlockTokens && cost(tokens) > seconds * kCatchUpPart) tokens /= 2;
+  if (!Grow(behind, own.num_computed + tokens)) return;
+  const runtime::StepSequence part{
+      absl::MakeConstSpan(own.tokens).subspan(own.num_computed, tokens),
+      own.num_computed,
+      own.blocks,
+      {}};
+  absl::Span<float> logits;
+  const absl::Status status =
+      runner_->Step(absl::MakeConstSpan(&part, 1), nullptr, &logits, nullptr);
+  if (!status.ok()) {
+    BATON_LOG(Error, "draft step failed", LogField("status", status.ToString()));
+    return;
+  }
+  own.num_computed += tokens;
+  memory_->Publish(&own);
+}
+
+}  // namespace baton::decode

@@ -1,0 +1,88 @@
+#pragma once
+
+// Drafts from a model: a small one with a KV cache of its own, or a low-bit copy of the target that
+// works in the target's cache.
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "decode_worker/acceptance.h"
+#include "decode_worker/drafter.h"
+#include "decode_worker/step_cost.h"
+#include "engine/runtime/batch.h"
+#include "engine/runtime/model_runner.h"
+#include "engine/runtime/sampler.h"
+
+namespace baton::decode {
+
+struct ModelDrafterOptions {
+  int max_batch = 64;      // most sequences in a step
+  int max_catch_up = 256;  // most tokens of a step that catches up
+  int num_tokens = 0;      // the tokenizer's size: ids from here up are not drawn
+  bool uses_target_kv =
+      false;  // the runner works in the target's pool (ModelRunnerOptions::kv_owner)
+};
+
+// Draws with the noise, filters and penalties of the answer, so that a draft model that agrees with
+// the target about the distribution agrees about the token.
+//
+// With a cache of its own a sequence is offered drafts once its tokens are in there: a prompt that
+// came without them is computed between steps, a piece at a time and only where drafts would pay,
+// while the answer goes on without drafts. When that cache is full the sequence that needs a block
+// gives up its place and starts again later. In the target's cache the drafts' keys and values lie
+// where the verifying step writes the exact ones. Engine thread only.
+class ModelDrafter : public Drafter {
+ public:
+  // `runner` has vocabulary and positions for everything the target takes, steps of max_batch +
+  // max_catch_up tokens, and max_batch rows of logits. `cost` is that of its steps.
+  ModelDrafter(const ModelDrafterOptions& options,
+               std::unique_ptr<runtime::ModelRunner> runner,
+               StepCost cost);
+
+  DraftOffer Offer(const Drafting& drafting) override;
+  void Draft(absl::Span<Drafting* const> draftings) override;
+  void OnVerified(const Drafting& drafting, int accepted) override;
+  void Forget(uint64_t order) override;
+  double RoundSeconds(const StepLoad& round) const override;
+  void Want(const Drafting& drafting) override;
+  void CatchUp(double seconds) override;
+
+  // Null when it works in the target's cache.
+  const runtime::KvMemory* memory() const { return memory_ ? &*memory_ : nullptr; }
+  runtime::ModelRunner& runner() { return *runner_; }
+
+ private:
+  struct State {
+    // Own cache only: the target's tokens, then drafts; what is computed of them.
+    std::optional<runtime::Sequence> sequence;
+    bool wanted = false;  // by an answer that would have drafts if it were computed
+    Acceptance acceptance;
+  };
+
+  // The state of a sequence, its tokens brought up to date.
+  State& Sync(const runtime::Sequence& target);
+  bool Grow(State* state, int num_tokens);
+  // The next draft of each of jobs_.
+  void RunRound(int round);
+  void AddToBatch(Drafting* drafting, int round);
+  bool Take(Drafting* drafting, int round, absl::Span<float> logits);
+
+  // Tokens that a sequence may lack and still be offered drafts: its first round computes them.
+  int most_pending() const { return 1 + options_.max_catch_up / options_.max_batch; }
+
+  const ModelDrafterOptions options_;
+  std::unique_ptr<runtime::ModelRunner> runner_;
+  StepCost cost_;
+  double draw_seconds_ = 0;  // mean of one draw
+  std::optional<runtime::KvMemory> memory_;
+  runtime::Sampler sampler_;
+  std::vector<runtime::StepSequence> parts_;
+  std::vector<int> rows_;        // one per part
+  std::vector<Drafting*> jobs_;  // that want one more draft
+  absl::flat_hash_map<uint64_t, std::unique_ptr<State>> states_;
+  Acceptance acceptance_;  // of all sequences
+};
+
+}  // namespace baton::decode

@@ -434,9 +434,14 @@ TEST_F(PrefillLoopTest, PromptsWaitForBlocksInOrder) {
   const OpenCall big = Open(FakeRequest(FakePrompt(400, 1), 10), true);
   Settle();
   const OpenCall waits = Open(FakeRequest(FakePrompt(300, 2), 1), false);
-  const OpenCall behind = Open(FakeRequest(FakePrompt(30, 3), 1), false);
+  runtime::EngineRequest unimportant = FakeRequest(FakePrompt(30, 3), 1);
+  unimportant.priority = -1;
+  const OpenCall behind = Open(unimportant, false);
+  const OpenCall shorter = Open(FakeRequest(FakePrompt(60, 4), 1), false);
   Settle();
-  // `big` waits for its ticket and holds 7 of 8 blocks; nobody passes the one in front.
+  // `big` waits for its ticket and holds 7 of 8 blocks; nobody passes the one in front, but a
+  // shorter one is in front of it.
+  EXPECT_TRUE(shorter.sink->finished());
   EXPECT_FALSE(waits.sink->finished());
   EXPECT_FALSE(behind.sink->finished());
   EXPECT_EQ(loop_->load().requests_waiting(), 2u);

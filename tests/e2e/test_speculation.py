@@ -62,7 +62,7 @@ def test_metrics_tell_what_became_of_the_drafts(pool):
         assert drafts == accepted == 0 and answer.timings.accept_length < 1.1
         return
     assert rows <= drafts <= 15 * rows and 0 < accepted <= drafts
-    per_position = [worker.metric(f'baton_spec_decode_accepted_tokens_per_pos_total{{position="{i}"}}') for i in range(15)]
+    per_position = [worker.metric("baton_spec_decode_accepted_tokens_per_pos_total", position=i) for i in range(15)]
     assert sum(per_position) == worker.metric("baton_spec_decode_accepted_tokens_total")
     assert per_position == sorted(per_position, reverse=True)
     assert answer.timings.accept_length > 1.0
@@ -73,11 +73,13 @@ def test_smollm2_copies_its_input_in_fewer_steps(pool):
             "morning. Passengers with bicycles must reserve a place, since the luggage van takes no more than twelve.")
     prompt = f"<|im_start|>user\nRepeat this text word for word:\n\n{text}<|im_end|>\n<|im_start|>assistant\n{text[:60]}"
     plain, drafting = pool.get(SMOLLM2, decode_flags=OFF), pool.get(SMOLLM2)
-    sampling = {"temperature": 0, "max_tokens": 40}
+    sampling = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
     runs = [service.stream(service.request(prompt, parse_special=True, sampling=sampling)) for service in (plain, drafting)]
     assert runs[0].ids() == runs[1].ids()
-    assert runs[0].timings.accept_length <= 1.0 + 1e-6
-    assert runs[1].timings.accept_length > 1.5
+    # The first token comes from prefill and takes no step of decode.
+    tokens = len(runs[0].ids())
+    assert runs[0].timings.accept_length == pytest.approx(tokens / (tokens - 1))
+    assert runs[1].timings.accept_length > 1.5 * runs[0].timings.accept_length
 
 
 @pytest.mark.parametrize("flag,named", [

@@ -1,6 +1,7 @@
 """Services that several tests share, started once per model and topology."""
 import pathlib
 import shutil
+import signal
 import sys
 
 import pytest
@@ -31,6 +32,12 @@ class ServicePool:
     def close(self):
         for service in self.running.values():
             service.kill()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ends_cleanly_when_terminated():
+    """SIGTERM ends the session as Ctrl-C does: fixtures stop their services."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

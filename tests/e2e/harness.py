@@ -2,6 +2,7 @@
 
 Nothing here knows how the service works inside: it has the binaries' flags, the protos and the metrics pages.
 """
+import hashlib
 import json
 import os
 import pathlib
@@ -26,17 +27,17 @@ SLOWNESS = float(os.environ.get("BATON_TEST_SLOWNESS", "1"))
 
 
 def generate_stubs():
-    out = CACHE / "e2e_stubs"
-    protos = sorted((ROOT / "proto").rglob("*.proto"))
-    stamp = out / ".stamp"
-    if not stamp.exists() or any(p.stat().st_mtime > stamp.stat().st_mtime for p in protos):
+    """Python code of the protos as they are now: the folder is named after their content."""
+    protos = sorted(p for p in (ROOT / "proto").rglob("*.proto") if "baton" in p.parts)
+    out = CACHE / "e2e_stubs" / hashlib.sha256(b"".join(p.read_bytes() for p in protos)).hexdigest()[:16]
+    stamp = out / ".done"
+    if not stamp.exists():
         out.mkdir(parents=True, exist_ok=True)
         import grpc_tools
         from grpc_tools import protoc
         well_known = pathlib.Path(grpc_tools.__file__).parent / "_proto"
         args = ["protoc", f"-I{ROOT / 'proto'}", f"-I{well_known}", f"--python_out={out}", f"--grpc_python_out={out}"]
-        wanted = [str(p) for p in protos if "baton" in p.parts]
-        if protoc.main(args + wanted) != 0:
+        if protoc.main(args + [str(p) for p in protos]) != 0:
             raise RuntimeError("protoc failed")
         stamp.touch()
     sys.path.insert(0, str(out))

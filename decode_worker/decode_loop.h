@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "baton/worker/v1/decode.pb.h"
 #include "decode_worker/decode_scheduler.h"
+#include "decode_worker/draft_intake.h"
 #include "decode_worker/reservation_table.h"
 #include "decode_worker/speculator.h"
 #include "engine/base/clock.h"
@@ -48,7 +49,8 @@ struct DecodeLoopOptions {
 // RunOnce.
 class DecodeLoop : private runtime::LayerObserver {
  public:
-  // All references outlive the loop.
+  // All references outlive the loop. `runner` takes steps of all the tokens and rows that the
+  // options allow: of the batch, its drafts and a chunk.
   DecodeLoop(const DecodeLoopOptions& options,
              runtime::ModelRunner& runner,
              const text::Tokenizer& tokenizer,
@@ -64,6 +66,10 @@ class DecodeLoop : private runtime::LayerObserver {
   void set_step_cost(StepCost cost) { speculator_.set_cost(std::move(cost)); }
   void AddDrafter(std::unique_ptr<Drafter> drafter) { speculator_.AddDrafter(std::move(drafter)); }
 
+  // Where a draft model's prompts are handed over; it outlives the loop. Its receiver's events come
+  // to OnDraftReceiverEvent. Before Start.
+  void set_draft_intake(DraftIntake* intake) { draft_intake_ = intake; }
+
   // Queues a request. `sink` gets Reserved unless the prompt is computed here; then Tokens, Done
   // and Finish(OK); or Finish with an error at any moment. RESOURCE_EXHAUSTED: the blocks are not
   // there now. Errors: RESOURCE_EXHAUSTED above max_calls; `sink` is not used then.
@@ -75,6 +81,7 @@ class DecodeLoop : private runtime::LayerObserver {
   // per call; a call that has ended is left alone.
   void Cancel(CallId call, absl::Status status);
   void OnReceiverEvent(kvtransfer::ReceiverEvent event);
+  void OnDraftReceiverEvent(kvtransfer::ReceiverEvent event);
 
   void Start();
   // Ends what is open with UNAVAILABLE and joins the thread. Idempotent.
@@ -160,6 +167,7 @@ class DecodeLoop : private runtime::LayerObserver {
   runtime::KvMemory memory_;
   kvtransfer::Receiver* receiver_ = nullptr;
   std::unique_ptr<ReservationTable> reservations_;
+  DraftIntake* draft_intake_ = nullptr;
   DecodeScheduler scheduler_;
   Speculator speculator_;
   runtime::Sampler sampler_;
@@ -170,8 +178,8 @@ class DecodeLoop : private runtime::LayerObserver {
   StepLoad load_of_step_;         // its decoding sequences
   absl::Duration last_step_end_;  // zero: there was nothing to do since
   absl::flat_hash_map<CallId, std::unique_ptr<Call>> calls_;
-  uint64_t counted_queries_ = 0, counted_hits_ = 0;
-  int64_t counted_preemptions_ = 0;
+  uint64_t counted_queries_ = 0, counted_hits_ = 0, counted_evictions_ = 0;
+  int64_t counted_preemptions_ = 0, counted_draft_tokens_ = 0;
 
   mutable base::Mutex load_mutex_;
   worker::v1::WorkerLoad load_ ABSL_GUARDED_BY(load_mutex_);

@@ -34,6 +34,7 @@ WorkerMetrics::WorkerMetrics(base::Metrics* metrics)
       generation_tokens(metrics->counter(CounterId::kGenerationTokens)),
       cache_queries(metrics->counter(CounterId::kPrefixCacheQueries)),
       cache_hits(metrics->counter(CounterId::kPrefixCacheHits)),
+      cache_evictions(metrics->counter(CounterId::kPrefixCacheEvictions)),
       preemptions(metrics->counter(CounterId::kPreemptions)),
       nan_logits(metrics->counter(CounterId::kNanLogits)),
       inter_token_latency(metrics->histogram(HistogramId::kInterTokenLatency)),
@@ -81,6 +82,9 @@ WorkerMetrics::WorkerMetrics(base::Metrics* metrics)
     quarantine = metrics->histogram(HistogramId::kKvQuarantine);
     exposed = metrics->histogram(HistogramId::kKvTransferExposed);
     reservations_expired = metrics->counter(CounterId::kKvReservationExpired);
+    draft_prompt_computed = metrics->counter(CounterId::kSpecDecodeDraftPromptTokens, "computed");
+    draft_prompt_transferred =
+        metrics->counter(CounterId::kSpecDecodeDraftPromptTokens, "transferred");
     drafts_ = metrics->counter(CounterId::kSpecDecodeDrafts);
     draft_tokens_ = metrics->counter(CounterId::kSpecDecodeDraftTokens);
     accepted_tokens_ = metrics->counter(CounterId::kSpecDecodeAcceptedTokens);

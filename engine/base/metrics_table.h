@@ -24,6 +24,8 @@
     "Prompt tokens looked up in the prefix cache.")                                               \
   X(PrefixCacheHits, "baton_prefix_cache_hits_total", kWorkers, "",                               \
     "Prompt tokens found in the prefix cache.")                                                   \
+  X(PrefixCacheEvictions, "baton_prefix_cache_evictions_total", kWorkers, "",                     \
+    "Blocks that left the prefix cache to make room.")                                            \
   X(Preemptions, "baton_preemptions_total", kWorkers, "",                                         \
     "Sequences put back for want of KV blocks.")                                                  \
   X(NanLogits, "baton_nan_logits_total", kWorkers, "",                                            \
@@ -40,6 +42,9 @@
   X(SpecDecodeAcceptedTokensPerPos, "baton_spec_decode_accepted_tokens_per_pos_total", kDecode,   \
     "position",                                                                                   \
     "Accepted draft tokens by their place in the row of drafts, from 0.")                         \
+  X(SpecDecodeDraftPromptTokens, "baton_spec_decode_draft_prompt_tokens_total", kDecode,          \
+    "source=computed|transferred",                                                                \
+    "Tokens in the draft model's cache that it did not draft, by where their KV came from.")      \
   /* Hand-over. */                                                                                \
   X(KvTransferUnitsSkipped, "baton_kv_transfer_units_skipped_total", kPrefill, "reason=prefix",   \
     "Blocks that were not sent because the decode worker held them.")                             \
@@ -141,7 +146,7 @@
     kItl,                                                                                         \
     "Duration of one step.")                                                                      \
   X(StepGap, "baton_step_gap_seconds", kWorkers, "", kTransferSeconds,                            \
-    "Between two steps with work: planning, drawing tokens, sending.")                            \
+    "Between two steps with work: planning, drafting, drawing, sending.")                            \
   X(SpecDecodeAcceptLength, "baton_spec_decode_accept_length", kDecode, "", kAcceptLength,        \
     "Tokens that a step with drafts has given one sequence: the accepted ones and one more.")     \
   X(KvAppend, "baton_kv_append_seconds", kWorkers, "", kItl,                                      \

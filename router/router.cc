@@ -63,7 +63,8 @@ struct Router::Impl {
                 static_cast<size_t>(options.max_concurrent + options.max_queue)),
         legs(&channels, &clock),
         service(ServiceOptions(options, resolved)) {
-    metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, "none", "none"}).Set(1);
+    metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, "none", "none"})
+        .Set(1);
   }
 
   RouterServiceOptions ServiceOptions(const RouterOptions& options,

@@ -24,6 +24,8 @@ struct RouterOptions {
   std::string decode;
   std::string listen = "127.0.0.1:50051";
   int32_t http_port = 8000;
+  int32_t health_port = -1;
+  std::string metrics_compat = "none";
   std::string port_file;
   bool reflection = true;
   bool channelz = false;

@@ -36,6 +36,18 @@ get_ghz() {
   GOBIN="$PWD/$tools/bin" GOFLAGS=-mod=mod "$(go_command)" install "github.com/bojand/ghz/cmd/ghz@$ghz_version"
 }
 
+# Our own, on ghz's package. Built again when its sources have changed.
+get_llmbench() {
+  local source=deploy/loadtest/llmbench
+  [ -z "$(find "$source" -newer "$tools/bin/llmbench" 2>/dev/null)" ] && [ -x "$tools/bin/llmbench" ] && return
+  echo "[tools] llmbench"
+  local go bin
+  go=$(go_command)
+  bin=$(cd "$tools/bin" && pwd)
+  (cd "$source" && "$go" test ./... && "$go" build -o "$bin/llmbench.new" .)
+  mv "$bin/llmbench.new" "$bin/llmbench"
+}
+
 get_buf() {
   [ -x "$tools/bin/buf" ] && return
   echo "[tools] buf $buf_version"
@@ -92,4 +104,5 @@ get_python
 get_helm
 get_crds
 get_ghz
+get_llmbench
 get_buf

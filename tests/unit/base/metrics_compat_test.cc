@@ -1,7 +1,8 @@
 #include "engine/base/metrics_compat.h"
 
+#include <time.h>
+
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -135,29 +136,29 @@ TEST(MetricsTextTest, LitePageHoldsWhatPickersAskFor) {
                                              "baton_kv_cache_usage_ratio", "baton_kv_cache_info"}));
 }
 
-// Pickers scrape each process many times a second: a page costs less than a millisecond, at p99 of
-// the best of ten rounds (another process may have the core meanwhile).
+double ThreadCpuMs() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
+}
+
+// Pickers scrape each process many times a second: a page costs less than a millisecond at p99. In
+// CPU time, because a core may be lent to others meanwhile.
 TEST(MetricsTextTest, ScrapeTakesLessThanAMillisecond) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers slow it down";
 #endif
   auto metrics = Metrics::Create(Role::kDecode, "m");
-  double best_ms = 1e9;
+  std::vector<double> times;
   size_t bytes = 0;
-  for (int round = 0; round < 10; ++round) {
-    std::vector<double> times;
-    for (int i = 0; i < 100; ++i) {
-      const auto start = std::chrono::steady_clock::now();
-      bytes = metrics->Scrape().size();
-      const std::chrono::duration<double, std::milli> took =
-          std::chrono::steady_clock::now() - start;
-      times.push_back(took.count());
-    }
-    std::sort(times.begin(), times.end());
-    best_ms = std::min(best_ms, times[98]);
+  for (int i = 0; i < 1000; ++i) {
+    const double start = ThreadCpuMs();
+    bytes = metrics->Scrape().size();
+    times.push_back(ThreadCpuMs() - start);
   }
-  std::printf("scrape: %zu bytes, p99 %.3f ms\n", bytes, best_ms);
-  EXPECT_LT(best_ms, 1.0);
+  std::sort(times.begin(), times.end());
+  std::printf("scrape: %zu bytes, p50 %.3f ms, p99 %.3f ms\n", bytes, times[500], times[990]);
+  EXPECT_LT(times[990], 1.0);
 }
 
 }  // namespace

@@ -57,7 +57,8 @@ deploy: build tools  ## chart, dashboards, alerts, load recipes and the guide's 
 test: build tools models  ## everything that takes minutes: build, unit, parity, sim, e2e, tidy, deploy
 	@scripts/run_tests.sh $(BUILD)
 
-test-all: test asan tsan  ## adds what takes longer: sanitizers, exhaustive and long runs
+test-all: test asan tsan  ## adds what takes longer: sanitizers, exhaustive and long runs, pages in a browser
+	@scripts/install_deps.sh --browser
 	@BATON_BUILD_DIR=$(CURDIR)/$(BUILD) .cache/tools/venv/bin/python -m pytest -q -m slow tests/e2e tests/deploy
 	@ctest --test-dir $(BUILD) -L long --output-on-failure
 

@@ -57,6 +57,12 @@ ROUTER_FLAG(absl::Duration,
             "Longest time a request may take, whatever its client says.");
 ROUTER_FLAG(absl::Duration, heartbeat_timeout, "A worker silent for this long is down.");
 ROUTER_FLAG(absl::Duration, drain_timeout, "After SIGTERM, how long running requests may go on.");
+ROUTER_FLAG(std::string,
+            page,
+            "The live page on the HTTP port: full, read-only (nothing can be tried) or off.");
+ROUTER_FLAG(std::string,
+            page_token_file,
+            "File with the token that the live page asks its visitors for; empty: none.");
 ROUTER_FLAG(std::string, log_level, "debug, info, warning or error.");
 #undef ROUTER_FLAG
 
@@ -86,6 +92,8 @@ RouterOptions OptionsFromFlags() {
   options.request_timeout_max = absl::GetFlag(FLAGS_request_timeout_max);
   options.heartbeat_timeout = absl::GetFlag(FLAGS_heartbeat_timeout);
   options.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
+  options.page = absl::GetFlag(FLAGS_page);
+  options.page_token_file = absl::GetFlag(FLAGS_page_token_file);
   options.log_level = absl::GetFlag(FLAGS_log_level);
   return options;
 }

@@ -50,6 +50,10 @@ absl::Status CheckNumbers(const RouterOptions& o) {
           absl::StrCat("--", flag, ": want -1 (none), 0 (any) or a port up to 65535"));
     }
   }
+  if (o.page != "full" && o.page != "read-only" && o.page != "off") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--page: \"", o.page, "\"; want full, read-only or off"));
+  }
   if (o.metrics_compat != "none" && o.metrics_compat != "vllm") {
     return absl::InvalidArgumentError(
         absl::StrCat("--metrics-compat: \"", o.metrics_compat, "\"; want none or vllm"));

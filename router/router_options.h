@@ -37,6 +37,8 @@ struct RouterOptions {
   absl::Duration request_timeout_max = absl::Minutes(10);
   absl::Duration heartbeat_timeout = absl::Seconds(3);
   absl::Duration drain_timeout = absl::Seconds(60);
+  std::string page = "full";    // the live page on the HTTP port: full, read-only, off
+  std::string page_token_file;  // what the page's data is asked for with; empty: nothing
   std::string log_level = "info";
 };
 

@@ -201,6 +201,11 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
                                       v1::GetStatusResponse* response) override {
+    FillStatus(response);
+    return FinishOk(context);
+  }
+
+  void FillStatus(v1::GetStatusResponse* response) const {
     response->set_version(base::kVersion);
     response->set_topology(options_.deps.topology == Topology::kPd ? "pd" : "single");
     response->set_requests_in_flight(
@@ -209,7 +214,6 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
     response->set_serving(!options_.draining() && options_.deps.table->Usable().ok());
     for (const WorkerTable::Row& row : options_.deps.table->Rows())
       CopyWorker(row, response->add_workers());
-    return FinishOk(context);
   }
 
  private:
@@ -269,5 +273,8 @@ RouterService::RouterService(RouterServiceOptions options)
     : impl_(std::make_unique<Impl>(std::move(options))) {}
 RouterService::~RouterService() = default;
 grpc::Service* RouterService::service() { return impl_.get(); }
+void RouterService::FillStatus(v1::GetStatusResponse* response) const {
+  impl_->FillStatus(response);
+}
 
 }  // namespace baton::router

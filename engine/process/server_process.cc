@@ -22,7 +22,6 @@
 #include "engine/base/mutex.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/version.h"
-#include "engine/process/exposer.h"
 #include "engine/process/port_file.h"
 #include "engine/process/server_interceptor.h"
 
@@ -183,7 +182,8 @@ absl::Status ServerProcess::Impl::StartHttp() {
     return ready ? HttpPage{200, "text/plain; charset=utf-8", "ready\n"}
                  : HttpPage{503, "text/plain; charset=utf-8", "not ready\n"};
   };
-  BATON_ASSIGN_OR_RETURN(exposer, Exposer::Start(host, options.http_port, std::move(pages)));
+  BATON_ASSIGN_OR_RETURN(exposer,
+                         Exposer::Start(host, options.http_port, std::move(pages), options.routes));
   return absl::OkStatus();
 }
 

@@ -26,6 +26,7 @@
 #include "absl/time/time.h"
 
 #include "engine/base/metrics.h"
+#include "engine/process/exposer.h"
 
 namespace grpc {
 class Service;
@@ -43,6 +44,8 @@ struct ServerOptions {
   std::string port_file;
   // "vllm": /metrics carries vLLM's names too. "none" or empty: ours alone.
   std::string metrics_compat;
+  // Further pages of the HTTP port; they win over its own.
+  Exposer::Routes routes;
   bool reflection = true;
   bool channelz = false;
   absl::Duration drain_timeout = absl::Seconds(60);

@@ -236,3 +236,22 @@ def test_lite_page_is_small_and_agrees(load):
             text = reply.read().decode()
         assert exposed(text) < exposed(process.metrics_text()) and len(text) < 2500
         assert len(exposed(text)) == (3 if process is load.service.router else 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+def test_boards_as_pictures(load, path, tmp_path):
+    """Rendered in a browser from that Prometheus: no panel is empty, no text sticks out. The pictures lie in .cache/pictures."""
+    from board_view import board_html
+    from test_page import Browser
+    page = tmp_path / f"{path.stem}.html"
+    page.write_text(board_html(path, lambda expr: load.prometheus.range(fill_in(expr))))
+    browser = Browser(1210, False)
+    try:
+        browser.send("Page.navigate", url=page.as_uri())
+        browser.wait("document.querySelectorAll('section').length > 5")
+        assert browser.evaluate("[...document.querySelectorAll('section')].filter(s => s.dataset.series === '0').map(s => s.dataset.panel)") == []
+        assert browser.evaluate("[...document.querySelectorAll('section')].filter(s => s.scrollWidth > s.clientWidth + 1).map(s => s.dataset.panel)") == []
+        browser.picture(path.stem)
+    finally:
+        browser.close()

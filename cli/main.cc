@@ -24,6 +24,7 @@ constexpr Command kCommands[] = {
     {"status", RunStatus, "workers, load, KV use and transports"},
     {"kv-size", RunKvSize, "memory that a model's KV cache takes"},
     {"check-config", RunCheckConfig, "what cannot hold in a configuration"},
+    {"sim", RunSim, "what a deployment would do with a trace, in virtual time"},
     {"tokenize", RunTokenize, "JSON Lines {\"text\":..} -> {\"ids\":[..]}"},
     {"render", RunRender, "JSON Lines of chat records -> {\"prompt\":..,\"ids\":..}"},
 };

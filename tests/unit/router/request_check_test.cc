@@ -22,15 +22,18 @@ v1::GenerateRequest Request() {
 
 using Change = std::function<void(v1::SamplingParams*)>;
 
-TEST(RequestCheckTest, PrioritiesAreFromMinus16To16) {
-  for (const int priority : {-17, 17, std::numeric_limits<int>::min()}) {
-    v1::GenerateRequest request = Request();
+TEST(RequestCheckTest, PrioritiesAreTheNamedClasses) {
+  v1::GenerateRequest request = Request();
+  for (const v1::Priority priority :
+       {v1::PRIORITY_UNSPECIFIED, v1::PRIORITY_LOW, v1::PRIORITY_NORMAL, v1::PRIORITY_HIGH}) {
     request.set_priority(priority);
+    EXPECT_TRUE(CheckRequest(request, kVocab).ok()) << priority;
+  }
+  for (const int priority : {-1, 4}) {
+    request.set_priority(static_cast<v1::Priority>(priority));
     const absl::Status status = CheckRequest(request, kVocab);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << priority;
     EXPECT_NE(status.message().find("priority"), absl::string_view::npos);
-    request.set_priority(priority < 0 ? -16 : 16);
-    EXPECT_TRUE(CheckRequest(request, kVocab).ok());
   }
 }
 

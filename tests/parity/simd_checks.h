@@ -16,6 +16,10 @@ namespace baton::tests {
 // Writes the first differences into `report`; returns their number.
 int SimdDifferencesAvx2(char* report, int size);
 int SimdDifferencesAvx512(char* report, int size);
+// The source of the AVX-512 type over instructions in software: runs wherever AVX2 does.
+int SimdDifferencesAvx512Model(char* report, int size);
+// Those instructions in software against the machine's own; needs AVX-512.
+int Avx512ModelDifferences(char* report, int size);
 
 // The header is compiled with several instruction sets: everything below belongs to one V.
 template <typename V>

@@ -147,6 +147,7 @@ const Kernels* PortableKernels();
 const Kernels* Avx2Kernels();
 const Kernels* Avx512Kernels();
 const Kernels* AmxKernels();
+const Kernels* Avx512ModelKernels();
 const Kernels* AmxModelKernels();
 
 }  // namespace baton::ops::cpu

@@ -29,6 +29,11 @@ struct Dots {
                                                  size_t step_bytes,
                                                  int num_steps,
                                                  V (*acc)[kTokens]) {
+    if constexpr (V::kChainsInTurn && kTokens > 3) {
+      static_assert(kTiles == 1);
+      ChainsInTurn(a, stride, b, step_bytes, num_steps, acc[0]);
+      return;
+    }
     for (int step = 0; step < num_steps; ++step, b += step_bytes, a += 32) {
       V even[kTiles][kTokens], odd[kTiles][kTokens];
 #pragma GCC unroll 16
@@ -61,6 +66,50 @@ struct Dots {
       for (int i = 0; i < kTiles * kTokens; ++i) {
         V& sum = acc[i / kTokens][i % kTokens];
         sum = V::Add(sum, V::Add(even[i / kTokens][i % kTokens], odd[i / kTokens][i % kTokens]));
+      }
+    }
+  }
+
+  // The same with all even chains of a chunk before its odd ones: twice the tokens for the same
+  // registers, so half the work on weights. For vector types of few registers; a function of its
+  // own, or the compiler spends them on the caller's pointers.
+  [[gnu::noinline]] static void ChainsInTurn(
+      const float* a, size_t stride, const uint8_t* b, size_t step_bytes, int num_steps, V* acc) {
+    for (int step = 0; step < num_steps; ++step, b += step_bytes, a += 32) {
+      V even[kTokens], odd[kTokens];
+      alignas(64) float saved[kTokens * 16];
+      Chain<false>(a, stride, b, even);
+#pragma GCC unroll 16
+      for (int t = 0; t < kTokens; ++t) V::Store(saved + 16 * t, even[t]);
+      __asm__ volatile("" ::: "memory");  // they stay there: no register is left
+      Chain<true>(a, stride, b, odd);
+#pragma GCC unroll 16
+      for (int t = 0; t < kTokens; ++t)
+        acc[t] = V::Add(acc[t], V::Add(V::Load(saved + 16 * t), odd[t]));
+    }
+  }
+
+  // One chain of each token over a chunk of 32 k.
+  template <bool kOdd>
+  [[gnu::always_inline]] static inline void Chain(const float* a,
+                                                  size_t stride,
+                                                  const uint8_t* lines,
+                                                  V* sum) {
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t) sum[t] = V::Zero();
+    const float* x = a + (kOdd ? 1 : 0);
+    const float* x3 = x + 3 * stride;  // rows 3, 4, 5 by the same three distances as rows 0, 1, 2
+#pragma GCC unroll 1
+    for (int group = 0; group < 4; ++group, x += 8, x3 += 8, lines += 4 * 64) {
+      __asm__("" : "+r"(x), "+r"(x3), "+r"(lines));  // as in Bf16
+#pragma GCC unroll 16
+      for (int pair = 0; pair < 4; ++pair) {
+        const V w = kOdd ? V::PairsOdd(lines + 64 * pair) : V::PairsEven(lines + 64 * pair);
+#pragma GCC unroll 16
+        for (int t = 0; t < kTokens; ++t) {
+          const float* row = t < 3 ? x + t * stride : x3 + (t - 3) * stride;
+          sum[t] = V::Fma(V::Broadcast(row[2 * pair]), w, sum[t]);
+        }
       }
     }
   }

@@ -17,7 +17,8 @@ namespace baton::ops::cpu {
 struct Avx2Vec {
   __m256 lo, hi;
 
-  static constexpr int kGemmTokens = 3;  // 2 chains x 2 registers x 3 tokens = 12 of 16 registers
+  static constexpr int kGemmTokens = 6;  // 2 registers x 6 tokens = 12 of 16 registers
+  static constexpr bool kChainsInTurn = true;
   static constexpr int kInt8Tokens = 2;
   static constexpr int kF32Tokens = 6;  // one chain x 2 registers x 6 tokens
   using Mask = Avx2Vec;

@@ -22,6 +22,8 @@ struct PortableVec {
   static constexpr int kGemmTokens = 6;
   static constexpr bool kChainsInTurn = true;  // in GEMM, of one parity of k, then of the other
   static constexpr int kInt8Tokens = 2;
+  // How far ahead weights are fetched that come from memory (one token).
+  static constexpr int kPrefetchBytes = 2048;
   static constexpr int kF32Tokens = 6;
   struct Mask {
     bool on[16];

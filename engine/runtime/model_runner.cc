@@ -41,11 +41,15 @@ class Runner : public ModelRunner {
     forward.sequences = inputs_->sequences();
     forward.logit_rows = inputs_->logit_rows();
     forward.layers = layers_;
-    const auto on_layer = [observer](int layer) {
-      if (observer != nullptr) observer->OnLayerDone(layer);
+    absl::Status mirrored;
+    const auto on_layer = [&](int layer) {
+      if (observer == nullptr || !mirrored.ok()) return;
+      mirrored = MirrorAppended(layer);
+      if (mirrored.ok()) observer->OnLayerDone(layer);
     };
     model::ForwardTimings forward_timings;
     BATON_RETURN_IF_ERROR(model_->Forward(forward, on_layer, logits_data(), &forward_timings));
+    BATON_RETURN_IF_ERROR(mirrored);
     if (logits != nullptr)
       *logits = absl::MakeSpan(logits_data(), forward.logit_rows.size() * config().vocab);
     if (timings != nullptr) *timings = {base::Clock::Real().Now() - start, forward_timings.append};
@@ -69,9 +73,27 @@ class Runner : public ModelRunner {
         from >= 0 && from < layout_.num_blocks && to >= 0 && to < layout_.num_blocks && from != to,
         "from=", from, " to=", to, " num_blocks=", layout_.num_blocks);
     for (int layer = 0; layer < layout_.num_layers; ++layer) {
-      std::memcpy(pool_.data() + layout_.BlockOffset(layer, to),
-                  pool_.data() + layout_.BlockOffset(layer, from), layout_.block_bytes());
+      const size_t target = layout_.BlockOffset(layer, to),
+                   source = layout_.BlockOffset(layer, from);
+      if (is_mirrored())
+        std::memcpy(pool_.data() + target, pool_.data() + source, layout_.block_bytes());
+      // A device that cannot copy any more fails the next step too.
+      const absl::Status copied = backend_->CopyInPool(
+          computed_pool() + target, computed_pool() + source, layout_.block_bytes());
+      if (!copied.ok()) BATON_LOG(Error, "copy block", LogField("error", copied.ToString()));
     }
+  }
+
+  absl::Status BlocksLanded(absl::Span<const kv::BlockId> blocks) override {
+    if (!is_mirrored()) return absl::OkStatus();
+    for (int layer = 0; layer < layout_.num_layers; ++layer) {
+      for (const kv::BlockId block : blocks) {
+        const size_t offset = layout_.BlockOffset(layer, block);
+        BATON_RETURN_IF_ERROR(backend_->CopyToPool(device_pool_.data() + offset,
+                                                   pool_.data() + offset, layout_.block_bytes()));
+      }
+    }
+    return absl::OkStatus();
   }
 
  private:
@@ -122,14 +144,19 @@ class Runner : public ModelRunner {
   }
 
   absl::Status AllocateMemory(const ModelRunnerOptions& options) {
-    BATON_ASSIGN_OR_RETURN(
-        pool_, options.shared_kv ? base::Buffer::AllocateShared("baton-kv", layout_.pool_bytes())
-                                 : base::Buffer::Allocate(layout_.pool_bytes()));
+    const size_t pool_bytes = layout_.pool_bytes();
+    if (options.shared_kv && !backend_->pools_on_host()) {
+      BATON_ASSIGN_OR_RETURN(device_pool_, backend_->NewPool(pool_bytes, false));
+      BATON_ASSIGN_OR_RETURN(pool_, base::Buffer::AllocateShared("baton-kv", pool_bytes));
+    } else {
+      BATON_ASSIGN_OR_RETURN(pool_, backend_->NewPool(pool_bytes, options.shared_kv));
+    }
     BATON_ASSIGN_OR_RETURN(logits_,
                            base::Buffer::Allocate(static_cast<size_t>(options.max_logit_rows) *
                                                   config().vocab * sizeof(float)));
     for (int layer = 0; layer < layout_.num_layers; ++layer) {
-      layers_.push_back({&layout_, pool_.data() + layout_.BlockOffset(layer, 0), kv_scales(layer)});
+      layers_.push_back(
+          {&layout_, computed_pool() + layout_.BlockOffset(layer, 0), kv_scales(layer)});
     }
     StepLimits limits;
     limits.max_tokens = options.max_step_tokens;
@@ -150,6 +177,26 @@ class Runner : public ModelRunner {
               " max_step_tokens=", options.max_step_tokens);
   }
 
+  // Host and device each have a copy of the pool.
+  bool is_mirrored() const { return device_pool_.size() > 0; }
+  // The pool that steps read and write.
+  uint8_t* computed_pool() { return is_mirrored() ? device_pool_.data() : pool_.data(); }
+
+  // What the running step has appended to a layer, from the device to the host.
+  absl::Status MirrorAppended(int layer) {
+    if (!is_mirrored()) return absl::OkStatus();
+    kv::BlockId last = -1;
+    for (const int64_t slot : inputs_->slots()) {  // a sequence's slots of one block lie together
+      const auto block = static_cast<kv::BlockId>(slot / kv::kBlockTokens);
+      if (slot < 0 || block == last) continue;
+      last = block;
+      const size_t offset = layout_.BlockOffset(layer, block);
+      BATON_RETURN_IF_ERROR(backend_->CopyFromPool(
+          pool_.data() + offset, device_pool_.data() + offset, layout_.block_bytes()));
+    }
+    return absl::OkStatus();
+  }
+
   float* logits_data() { return reinterpret_cast<float*>(logits_.data()); }
 
   std::unique_ptr<model::Checkpoint> checkpoint_;
@@ -160,6 +207,7 @@ class Runner : public ModelRunner {
   size_t weight_bytes_ = 0;
   std::unique_ptr<model::Qwen3> model_;
   base::Buffer pool_;
+  base::Buffer device_pool_;  // only where kv_pool() is a mirror
   base::Buffer logits_;
   std::vector<ops::KvCacheView> layers_;
   std::unique_ptr<StepInputs> inputs_;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -78,8 +79,15 @@ class ModelRunner {
   virtual const model::ModelConfig& config() const = 0;
   virtual const model::Checkpoint& checkpoint() const = 0;
   virtual const kv::KvLayout& layout() const = 0;
-  // The KV pool: layout().pool_bytes() bytes.
+  // The KV pool: layout().pool_bytes() bytes. Where the backend computes on a device and the pool
+  // was asked to be shared, this is a mirror on the host: it holds what steps with an observer have
+  // appended, layer by layer as they say so, and what a hand-over writes into it counts once
+  // BlocksLanded has been called.
   virtual base::Buffer& kv_pool() = 0;
+  // Another process has written these blocks, all layers, into kv_pool().
+  virtual absl::Status BlocksLanded(absl::Span<const kv::BlockId> blocks) {
+    return absl::OkStatus();
+  }
   virtual int max_model_len() const = 0;
   virtual ops::WeightDtype weight_dtype() const = 0;
   // SHA-256 over all fixed scales ("" for formats without).

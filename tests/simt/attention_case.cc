@@ -44,7 +44,8 @@ AttentionCase::AttentionCase(const AttentionShape& shape) : shape_(shape), rando
     for (int i = 0; i < kv::BlocksFor(s.context_lens[b]); ++i)
       tables_[b * max_blocks_ + i] = blocks[next++];
   }
-  for (int i = 0; i < 2 * s.kv_heads; ++i) scales_.push_back(std::ldexp(1.0f, random_.Between(-6, -2)));
+  for (int i = 0; i < 2 * s.kv_heads; ++i)
+    scales_.push_back(std::ldexp(1.0f, random_.Between(-6, -2)));
   for (int b = 0; b < num_sequences; ++b) {
     for (int token = 0; token < s.context_lens[b]; ++token) {
       for (int side = 0; side < 2; ++side)
@@ -57,14 +58,16 @@ AttentionCase::AttentionCase(const AttentionShape& shape) : shape_(shape), rando
   device_pool_ = std::make_unique<DeviceArray<uint8_t>>(pool_);
   std::vector<uint8_t> q_bytes;
   for (const float value : q_) {
-    const uint32_t bits = s.q == Element::kF32 ? std::bit_cast<uint32_t>(value) : F16FromFloat(value);
+    const uint32_t bits =
+        s.q == Element::kF32 ? std::bit_cast<uint32_t>(value) : F16FromFloat(value);
     for (int i = 0; i < (s.q == Element::kF32 ? 4 : 2); ++i)
       q_bytes.push_back(static_cast<uint8_t>(bits >> (8 * i)));
   }
   device_q_ = std::make_unique<DeviceArray<uint8_t>>(q_bytes);
   const size_t out_bytes = s.out == Element::kF32 ? 4 : s.out == Element::kBf16 ? 2 : 1;
   device_out_ = std::make_unique<DeviceArray<uint8_t>>(q_.size() * out_bytes);
-  device_out_scales_ = std::make_unique<DeviceArray<float>>(static_cast<size_t>(s.heads) * starts_.back());
+  device_out_scales_ =
+      std::make_unique<DeviceArray<float>>(static_cast<size_t>(s.heads) * starts_.back());
   device_scales_ = std::make_unique<DeviceArray<float>>(scales_);
   device_starts_ = std::make_unique<DeviceArray<int32_t>>(starts_);
   device_contexts_ = std::make_unique<DeviceArray<int32_t>>(contexts_);
@@ -221,7 +224,8 @@ void AttentionCase::Check() {
 // rounded to its own type.
 void AttentionCase::CheckQuery(int sequence, int query, int head) {
   const int dim = shape_.dim, kv_head = head / (shape_.heads / shape_.kv_heads);
-  const float* q = &q_[(static_cast<size_t>(starts_[sequence] + query) * shape_.heads + head) * dim];
+  const float* q =
+      &q_[(static_cast<size_t>(starts_[sequence] + query) * shape_.heads + head) * dim];
   const int visible = contexts_[sequence] - shape_.query_lens[sequence] + query + 1;
   std::vector<double> scores(visible);
   double largest = -INFINITY, score_error = 0;
@@ -253,9 +257,10 @@ void AttentionCase::CheckQuery(int sequence, int query, int head) {
   }
   const std::vector<float> got = OutputRow(sequence, query, head);
   for (int i = 0; i < dim; ++i) {
-    const double rounding = shape_.out == Element::kF32    ? 0
-                            : shape_.out == Element::kBf16 ? std::fabs(want[i]) * 0x1p-8
-                                                           : std::fabs(want[i]) / 16 + row_largest / 448 / 512;
+    const double rounding = shape_.out == Element::kF32 ? 0
+                            : shape_.out == Element::kBf16
+                                ? std::fabs(want[i]) * 0x1p-8
+                                : std::fabs(want[i]) / 16 + row_largest / 448 / 512;
     ASSERT_NEAR(got[i], want[i], error[i] * 1.01 + rounding)
         << "sequence " << sequence << " query " << query << " head " << head << " dim " << i
         << " visible " << visible;

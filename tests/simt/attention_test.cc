@@ -14,10 +14,10 @@ using ops::cuda::CacheFormat;
 using ops::cuda::Element;
 
 std::string Describe(const AttentionShape& s) {
-  std::string text = "Hq=" + std::to_string(s.heads) + " Hkv=" + std::to_string(s.kv_heads) +
-                     " D=" + std::to_string(s.dim) + " format=" +
-                     std::to_string(static_cast<int>(s.format)) + " out=" +
-                     std::to_string(static_cast<int>(s.out)) + " seed=" + std::to_string(s.seed);
+  std::string text =
+      "Hq=" + std::to_string(s.heads) + " Hkv=" + std::to_string(s.kv_heads) +
+      " D=" + std::to_string(s.dim) + " format=" + std::to_string(static_cast<int>(s.format)) +
+      " out=" + std::to_string(static_cast<int>(s.out)) + " seed=" + std::to_string(s.seed);
   for (size_t b = 0; b < s.query_lens.size(); ++b)
     text += " " + std::to_string(s.query_lens[b]) + "/" + std::to_string(s.context_lens[b]);
   return text;
@@ -56,8 +56,8 @@ void RunDecode(const AttentionShape& shape, int num_splits, std::vector<int32_t>
   ops::cuda::DecodeAttentionParams params;
   params.attention = attention.params();
   params.num_splits = num_splits;
-  const int chunks = ops::cuda::DecodeRowChunks(attention.max_query_len(),
-                                                shape.heads / shape.kv_heads);
+  const int chunks =
+      ops::cuda::DecodeRowChunks(attention.max_query_len(), shape.heads / shape.kv_heads);
   const int places = params.attention.num_sequences * shape.kv_heads * chunks;
   DeviceArray<float> workspace(ops::cuda::DecodeAttentionWorkspace(params.attention.num_sequences,
                                                                    shape.kv_heads, chunks,
@@ -78,8 +78,12 @@ void RunDecode(const AttentionShape& shape, int num_splits, std::vector<int32_t>
 TEST_P(AttentionKernels, DecodeOneQuery) {
   RunDecode({.heads = 8, .kv_heads = 2, .query_lens = {1, 1, 1}, .context_lens = {1, 64, 150}}, 1);
   RunDecode({.heads = 8, .kv_heads = 2, .query_lens = {1, 1, 1}, .context_lens = {1, 65, 190}}, 3);
-  RunDecode({.heads = 5, .kv_heads = 1, .query_lens = {1, 1}, .context_lens = {130, 17},
-             .out = Element::kFp8}, 2);
+  RunDecode({.heads = 5,
+             .kv_heads = 1,
+             .query_lens = {1, 1},
+             .context_lens = {130, 17},
+             .out = Element::kFp8},
+            2);
 }
 
 TEST_P(AttentionKernels, VerifySeveralQueries) {
@@ -166,7 +170,8 @@ TEST(AttentionLaunchers, RefuseWhatTheKernelsCannotBear) {
   params.num_splits = 1;
   params.attention.cache.format = CacheFormat::kBf16;
   EXPECT_EQ(ops::cuda::DecodeAttention(params, 1, nullptr), cudaErrorInvalidValue);
-  EXPECT_EQ(ops::cuda::PrefillAttention(params.attention, nullptr, 1, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(ops::cuda::PrefillAttention(params.attention, nullptr, 1, nullptr),
+            cudaErrorInvalidValue);
   params.attention.cache.format = CacheFormat::kFp8;
   params.attention.num_heads = 3;
   EXPECT_EQ(ops::cuda::DecodeAttention(params, 1, nullptr), cudaErrorInvalidValue);

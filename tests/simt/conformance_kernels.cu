@@ -143,8 +143,7 @@ __global__ void ConversionKernel(
     rsqrt[i] = rsqrtf(fabsf(in[i]));
   }
   if (i < 256) {
-    const __half_raw half =
-        __nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(i), __NV_E4M3);
+    const __half_raw half = __nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(i), __NV_E4M3);
     decoded[i] = __half2float(__half(half));
   }
 }
@@ -182,13 +181,13 @@ cudaError_t RunDynamicShared(int* out, int bytes) {
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  return gpu::Launch(DynamicSharedKernel, dim3(1), dim3(64), static_cast<size_t>(bytes), nullptr, out,
-                     bytes / 4);
+  return gpu::Launch(DynamicSharedKernel, dim3(1), dim3(64), static_cast<size_t>(bytes), nullptr,
+                     out, bytes / 4);
 }
 cudaError_t RunConversions(
     const float* in, int count, uint8_t* codes, float* exp2, float* rsqrt, float* decoded) {
-  return gpu::Launch(ConversionKernel, dim3(1), dim3(256), 0, nullptr, in, count, codes, exp2, rsqrt,
-                     decoded);
+  return gpu::Launch(ConversionKernel, dim3(1), dim3(256), 0, nullptr, in, count, codes, exp2,
+                     rsqrt, decoded);
 }
 
 }  // namespace baton::simt

@@ -10,12 +10,12 @@
 namespace baton::simt {
 
 inline constexpr int kShuffleResults = 6;
-// out [kShuffleResults][32]: value 100 + lane by __shfl (source 3 lane + 1), up 3, down 5, xor 9, xor 2
-// in segments of 4, __shfl (source lane + 1) in segments of 8.
+// out [kShuffleResults][32]: value 100 + lane by __shfl (source 3 lane + 1), up 3, down 5, xor 9,
+// xor 2 in segments of 4, __shfl (source lane + 1) in segments of 8.
 cudaError_t RunShuffles(int* out);
 
-// out [10][32]: of value (lane * 7) % 5 and predicate lane % 3 == 0: ballot, any, all, match_any, reduce add,
-// min, max, and, or, xor; lanes of the odd mask only in row 3.
+// out [10][32]: of value (lane * 7) % 5 and predicate lane % 3 == 0: ballot, any, all, match_any,
+// reduce add, min, max, and, or, xor; lanes of the odd mask only in row 3.
 cudaError_t RunVotes(unsigned* out);
 
 // out [4 * blocks]: count, and, or of predicate thread < 40 in a block of 64, then threads seen
@@ -39,7 +39,7 @@ cudaError_t RunAtomics(int* out, float* float_sum, int num_blocks);
 cudaError_t RunDynamicShared(int* out, int bytes);
 
 // e4m3 [256] -> halves [256] and f32 -> e4m3 codes; exp2, rsqrt of the inputs.
-cudaError_t RunConversions(const float* in, int count, uint8_t* codes, float* exp2, float* rsqrt,
-                           float* decoded);
+cudaError_t RunConversions(
+    const float* in, int count, uint8_t* codes, float* exp2, float* rsqrt, float* decoded);
 
 }  // namespace baton::simt

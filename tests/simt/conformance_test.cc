@@ -133,8 +133,8 @@ TEST_P(Conformance, LdMatrix) {
     const int row = lane / 4, column = lane % 4 * 2;
     for (int m = 0; m < 4; ++m) {
       EXPECT_EQ(got[lane * 4 + m], element(m, row, column) | element(m, row, column + 1) << 16);
-      EXPECT_EQ(got[128 + lane * 4 + m],
-                element(m, column, row) | element(m, column + 1, row) << 16);
+      EXPECT_EQ(got[128 + lane * 4 + m], element(m, column, row) | element(m, column + 1, row)
+                                                                       << 16);
     }
   }
 }
@@ -175,8 +175,8 @@ TEST_P(Conformance, DynamicShared) {
 }
 
 TEST_P(Conformance, ConversionsAndApproximations) {
-  std::vector<float> in = {0,     1,       -1,      0.3f,     447,     448,       464,  1e9f,
-                           -1e9f, 0.0009f, 0.001f,  0.00098f, 2.5e-3f, 15.5f,     17.0f, -0.07f};
+  std::vector<float> in = {0,     1,       -1,     0.3f,     447,     448,   464,   1e9f,
+                           -1e9f, 0.0009f, 0.001f, 0.00098f, 2.5e-3f, 15.5f, 17.0f, -0.07f};
   std::mt19937 random(3);
   while (in.size() < 256) in.push_back(std::ldexp(random() % 4096 / 4096.0f - 0.5f, random() % 12));
   DeviceArray<float> device_in(in), exp2(256), rsqrt(256), decoded(256);

@@ -1,8 +1,8 @@
 #pragma once
 
 // CUDA's names for kernels that a host compiler compiles. Only what our kernels use; the test of
-// the wrappers (conformance_test.cc) goes through all of it. Follows the CUDA headers, then redefines
-// the few macros that would be in the way.
+// the wrappers (conformance_test.cc) goes through all of it. Follows the CUDA headers, then
+// redefines the few macros that would be in the way.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -43,7 +43,8 @@ inline int __syncthreads_and(int predicate, SimtSite site = SimtSite::current())
 inline int __syncthreads_or(int predicate, SimtSite site = SimtSite::current()) {
   return baton::simt::BlockBarrier(predicate != 0, site).any;
 }
-inline void __syncwarp(unsigned mask = baton::simt::kFullWarp, SimtSite site = SimtSite::current()) {
+inline void __syncwarp(unsigned mask = baton::simt::kFullWarp,
+                       SimtSite site = SimtSite::current()) {
   baton::simt::WarpCollective("__syncwarp", mask, nullptr, nullptr, true, site);
 }
 inline void __threadfence() { asm volatile("" ::: "memory"); }
@@ -113,14 +114,14 @@ inline unsigned __match_any_sync(unsigned mask, T value, SimtSite site = SimtSit
   return baton::simt::MatchAny(mask, static_cast<uint64_t>(value), site);
 }
 
-#define BATON_SIMT_REDUCE(name, op)                                                          \
-  inline unsigned __reduce_##name##_sync(unsigned mask, unsigned value,                      \
-                                         SimtSite site = SimtSite::current()) {              \
-    return baton::simt::ReduceU32(mask, value, baton::simt::ReduceOp::op, site);             \
-  }                                                                                          \
-  inline int __reduce_##name##_sync(unsigned mask, int value,                                \
-                                    SimtSite site = SimtSite::current()) {                   \
-    return baton::simt::ReduceS32(mask, value, baton::simt::ReduceOp::op, site);             \
+#define BATON_SIMT_REDUCE(name, op)                                              \
+  inline unsigned __reduce_##name##_sync(unsigned mask, unsigned value,          \
+                                         SimtSite site = SimtSite::current()) {  \
+    return baton::simt::ReduceU32(mask, value, baton::simt::ReduceOp::op, site); \
+  }                                                                              \
+  inline int __reduce_##name##_sync(unsigned mask, int value,                    \
+                                    SimtSite site = SimtSite::current()) {       \
+    return baton::simt::ReduceS32(mask, value, baton::simt::ReduceOp::op, site); \
   }
 BATON_SIMT_REDUCE(add, kAdd)
 BATON_SIMT_REDUCE(min, kMin)
@@ -142,8 +143,9 @@ T AtomicUpdate(T* address, F update) {
   using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
   auto* bits = reinterpret_cast<Bits*>(address);
   Bits old = __atomic_load_n(bits, __ATOMIC_RELAXED);
-  while (!__atomic_compare_exchange_n(bits, &old, std::bit_cast<Bits>(update(std::bit_cast<T>(old))),
-                                      false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+  while (!__atomic_compare_exchange_n(bits, &old,
+                                      std::bit_cast<Bits>(update(std::bit_cast<T>(old))), false,
+                                      __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
   }
   return std::bit_cast<T>(old);
 }
@@ -222,17 +224,14 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float a) { return std::sqrt(a); }
 template <typename T>
-  requires std::is_arithmetic_v<T>
-inline T min(T a, T b) {
-  return b < a ? b : a;
-}
+requires std::is_arithmetic_v<T>
+inline T min(T a, T b) { return b < a ? b : a; }
 template <typename T>
-  requires std::is_arithmetic_v<T>
-inline T max(T a, T b) {
-  return a < b ? b : a;
-}
+requires std::is_arithmetic_v<T>
+inline T max(T a, T b) { return a < b ? b : a; }
 
-// ---- What gpu.h wraps in inline assembly under nvcc -----------------------------------------------
+// ---- What gpu.h wraps in inline assembly under nvcc
+// -----------------------------------------------
 
 namespace baton::simt {
 
@@ -250,7 +249,10 @@ inline void LdMatrixX4(uint32_t (&out)[4], const void* row, bool transpose, Simt
   LdMatrix(out, words, row, transpose, site);
 }
 
-[[gnu::noinline]] inline void MoveBytes(void* to, const void* from, uint32_t bytes, uint32_t valid) {
+[[gnu::noinline]] inline void MoveBytes(void* to,
+                                        const void* from,
+                                        uint32_t bytes,
+                                        uint32_t valid) {
   auto* out = static_cast<unsigned char*>(to);
   const auto* in = static_cast<const unsigned char*>(from);
   for (uint32_t i = 0; i < bytes; ++i) out[i] = i < valid ? in[i] : 0;

@@ -77,8 +77,7 @@ DeviceMemory::Access::Access() {
 }
 
 DeviceMemory::Access::~Access() {
-  if (--access_depth == 0 && Get().guarded())
-    pkey_set(Get().protection_key_, PKEY_DISABLE_ACCESS);
+  if (--access_depth == 0 && Get().guarded()) pkey_set(Get().protection_key_, PKEY_DISABLE_ACCESS);
 }
 
 }  // namespace baton::simt

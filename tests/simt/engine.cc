@@ -72,11 +72,8 @@ class Engine {
   std::string report;
   Thread main;
 
-  cudaError_t Run(dim3 grid,
-                  dim3 block,
-                  size_t shared_bytes,
-                  void (*body)(const void*),
-                  const void* arguments);
+  cudaError_t Run(
+      dim3 grid, dim3 block, size_t shared_bytes, void (*body)(const void*), const void* arguments);
   void WarpCollective(Thread* self, bool orders_memory);
   BarrierResult BlockBarrier(Thread* self, bool predicate);
   void NamedBarrier(Thread* self, uint32_t num_threads, bool wait);
@@ -158,11 +155,8 @@ void ThreadMain() {
   }
 }
 
-cudaError_t Engine::Run(dim3 grid,
-                        dim3 block,
-                        size_t shared_bytes,
-                        void (*body)(const void*),
-                        const void* arguments) {
+cudaError_t Engine::Run(
+    dim3 grid, dim3 block, size_t shared_bytes, void (*body)(const void*), const void* arguments) {
   body_ = body;
   arguments_ = arguments;
   dynamic_bytes_ = shared_bytes;
@@ -260,8 +254,8 @@ void Engine::StartWarps() {
     for (uint32_t lane = 0; lane < lanes; ++lane) {
       Thread& thread = warp.threads[lane];
       const uint32_t i = thread.linear;
-      thread.thread_index = uint3{i % block_dim.x, i / block_dim.x % block_dim.y,
-                                  i / block_dim.x / block_dim.y};
+      thread.thread_index =
+          uint3{i % block_dim.x, i / block_dim.x % block_dim.y, i / block_dim.x / block_dim.y};
       thread.warp = w;
       thread.state = ThreadState::kReady;
       thread.copies.Clear();

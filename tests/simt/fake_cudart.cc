@@ -34,9 +34,18 @@ struct CUstream_st {
 namespace baton::simt {
 namespace {
 
+RuntimeConfig ConfigFromEnvironment() {
+  RuntimeConfig config;
+  if (const char* seed = std::getenv("BATON_EMULATED_STREAMS")) {
+    config.lazy = true;
+    config.seed = std::strtoull(seed, nullptr, 10);
+  }
+  return config;
+}
+
 class Runtime {
  public:
-  RuntimeConfig config;
+  RuntimeConfig config = ConfigFromEnvironment();
   std::recursive_mutex mutex;
   cudaError_t sticky = cudaSuccess;
   cudaError_t last = cudaSuccess;
@@ -156,6 +165,11 @@ void ClearDeviceError() {
   for (CUstream_st* stream : l.runtime.streams) stream->queue.clear();
 }
 
+cudaError_t EnqueueHostWork(cudaStream_t stream, std::function<cudaError_t()> work) {
+  Locked l;
+  return l.runtime.Issue(stream, {.run = std::move(work)});
+}
+
 cudaError_t EnqueueLaunch(cudaStream_t stream,
                           const void* kernel,
                           dim3 grid,
@@ -168,8 +182,8 @@ cudaError_t EnqueueLaunch(cudaStream_t stream,
   Locked l;
   const cudaError_t valid = CheckLaunch(kernel, grid, block, shared_bytes);
   if (valid != cudaSuccess) return l.runtime.Note(valid);
-  return l.runtime.Issue(
-      stream, {.run = [=] { return run(owner.get(), grid, block, shared_bytes); }});
+  return l.runtime.Issue(stream,
+                         {.run = [=] { return run(owner.get(), grid, block, shared_bytes); }});
 }
 
 }  // namespace baton::simt
@@ -181,7 +195,8 @@ using baton::simt::Runtime;
 
 extern "C" {
 
-// ---- Memory ---------------------------------------------------------------------------------------
+// ---- Memory
+// ---------------------------------------------------------------------------------------
 
 cudaError_t cudaMalloc(void** address, size_t size) {
   Locked l;
@@ -268,7 +283,8 @@ cudaError_t cudaMemset(void* to, int value, size_t size) {
   return cudaMemsetAsync(to, value, size, nullptr);
 }
 
-// ---- Streams and events ---------------------------------------------------------------------------
+// ---- Streams and events
+// ---------------------------------------------------------------------------
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   Locked l;
@@ -318,7 +334,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   Locked l;
-  return l.runtime.Issue(stream, {.event = event, .record = event->recorded});
+  return l.runtime.Issue(stream, {.run = nullptr, .event = event, .record = event->recorded});
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -326,7 +342,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return l.runtime.DrainTo(event, event->recorded);
 }
 
-// ---- Device, errors, functions --------------------------------------------------------------------
+// ---- Device, errors, functions
+// --------------------------------------------------------------------
 
 cudaError_t cudaGetDeviceCount(int* count) {
   Locked l;

@@ -197,8 +197,8 @@ class FaultsTest : public ScheduleTest {
   // out: the first 128 floats are 2, the rest poison.
   cudaError_t Run(Kernel kernel, int threads, int blocks = 1, size_t shared_bytes = 0) {
     out_.Set(std::vector<float>(128, 2.0f));
-    const cudaError_t launched = gpu::Launch(kernel, dim3(blocks), dim3(threads), shared_bytes,
-                                             nullptr, out_.data());
+    const cudaError_t launched =
+        gpu::Launch(kernel, dim3(blocks), dim3(threads), shared_bytes, nullptr, out_.data());
     return launched != cudaSuccess ? launched : cudaDeviceSynchronize();
   }
   bool PoisonSeen(int threads) {

@@ -226,8 +226,7 @@ class AppendRun {
   void CheckRow(int t, int side, int head, std::vector<bool>* written) {
     const Case& c = case_;
     std::vector<double> error;
-    const std::vector<double> want =
-        Expected(t, c.heads + side * c.kv_heads + head, &error);
+    const std::vector<double> want = Expected(t, c.heads + side * c.kv_heads + head, &error);
     const size_t row = RowAt(t, side, head);
     std::fill_n(written->begin() + row, layout_.row_bytes(), true);
     double scale = 1;
@@ -296,8 +295,8 @@ BATON_INSTANTIATE_SCHEDULES(QkNormRopeAppendKernel);
 
 void RunCase(const Case& c) {
   SCOPED_TRACE(testing::Message() << "T=" << c.tokens << " Hq=" << c.heads << " Hkv=" << c.kv_heads
-                                  << " D=" << c.dim << " norm=" << c.norm << " in="
-                                  << static_cast<int>(c.in) << " format="
+                                  << " D=" << c.dim << " norm=" << c.norm
+                                  << " in=" << static_cast<int>(c.in) << " format="
                                   << static_cast<int>(c.format) << " seed=" << c.seed);
   AppendRun run(c);
   run.Launch();
@@ -309,7 +308,8 @@ void RunCase(const Case& c) {
 TEST_P(QkNormRopeAppendKernel, TheShapesOfQwen3) {
   RunCase({.tokens = 3, .heads = 32, .kv_heads = 8, .dim = 128});
   RunCase({.tokens = 4, .heads = 16, .kv_heads = 8, .dim = 128, .in = Element::kF32});
-  RunCase({.tokens = 3, .heads = 20, .kv_heads = 4, .dim = 128, .format = CacheFormat::kFp8Dynamic});
+  RunCase(
+      {.tokens = 3, .heads = 20, .kv_heads = 4, .dim = 128, .format = CacheFormat::kFp8Dynamic});
 }
 
 TEST_P(QkNormRopeAppendKernel, RandomShapes) {

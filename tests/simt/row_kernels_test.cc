@@ -1,5 +1,5 @@
-// The kernels that work on whole rows (embed, RMS norm, SiLU times up) against double precision, and
-// the e4m3 rows with their scales.
+// The kernels that work on whole rows (embed, RMS norm, SiLU times up) against double precision,
+// and the e4m3 rows with their scales.
 
 #include <cmath>
 #include <cstring>
@@ -36,8 +36,8 @@ class Rows {
             .pitch = pitch_};
   }
 
-  // `want` [tokens][width]; `error`: relative, of the f32 arithmetic before the rounding. Rows with a
-  // value that is not finite: all their codes must be 0 and the scale of that group NaN.
+  // `want` [tokens][width]; `error`: relative, of the f32 arithmetic before the rounding. Rows with
+  // a value that is not finite: all their codes must be 0 and the scale of that group NaN.
   void Check(const std::vector<double>& want, double error) {
     const std::vector<uint8_t> bytes = data_.Get();
     const std::vector<float> scales = scales_.Get();
@@ -145,8 +145,8 @@ struct NormCase {
 };
 
 void RunNorm(const NormCase& c, uint64_t seed) {
-  SCOPED_TRACE(testing::Message() << "T=" << c.tokens << " E=" << c.width << " out="
-                                  << static_cast<int>(c.out) << " mode=" << c.mode);
+  SCOPED_TRACE(testing::Message() << "T=" << c.tokens << " E=" << c.width
+                                  << " out=" << static_cast<int>(c.out) << " mode=" << c.mode);
   constexpr float kEps = 1e-6f;
   Random random(seed);
   const int rows_there = c.mode == NormCase::kRows ? c.tokens + 3 : c.tokens;
@@ -186,7 +186,8 @@ void RunNorm(const NormCase& c, uint64_t seed) {
     const double scale = 1 / std::sqrt(sum / c.width + double{kEps});
     for (int i = 0; i < c.width; ++i) want.push_back(x[i] * scale * weight[i]);
   }
-  // Chains of 64 squares, then a tree of 5 levels and a chain of 8; halved by the root; 4 roundings.
+  // Chains of 64 squares, then a tree of 5 levels and a chain of 8; halved by the root; 4
+  // roundings.
   out.Check(want, ((64 + 5 + 8) / 2.0 + 4) * 0x1p-24);
   EXPECT_EQ(device_residual.Get(), residual) << "residual += delta, in f32, and nothing else";
 }
@@ -212,11 +213,11 @@ TEST_P(RowKernels, SiluMul) {
   for (int i = 0; i < 10; ++i) {
     const Element element = random.Between(0, 1) == 0 ? Element::kF32 : Element::kBf16;
     const Element out_element = static_cast<Element>(random.Pick({0, 1, 3}));
-    const int width = out_element == Element::kFp8 ? 128 * random.Between(1, 30)
-                                                   : 8 * random.Between(1, 300);
+    const int width =
+        out_element == Element::kFp8 ? 128 * random.Between(1, 30) : 8 * random.Between(1, 300);
     const int tokens = random.Between(1, 5);
-    SCOPED_TRACE(testing::Message() << "T=" << tokens << " F=" << width << " out="
-                                    << static_cast<int>(out_element));
+    SCOPED_TRACE(testing::Message()
+                 << "T=" << tokens << " F=" << width << " out=" << static_cast<int>(out_element));
     std::vector<float> in = random.Values(static_cast<size_t>(tokens) * 2 * width, 3.0f);
     in[0] = -200.0f;  // e^200 is no f32
     in[1] = 90.0f;
@@ -224,15 +225,15 @@ TEST_P(RowKernels, SiluMul) {
     DeviceArray<float> in_f32(in);
     DeviceArray<uint16_t> in_bf16(ToBf16(in));
     Rows out(out_element, tokens, width);
-    ASSERT_EQ(ops::cuda::SiluMul({.gate_up = element == Element::kF32
-                                                 ? static_cast<void*>(in_f32.data())
-                                                 : in_bf16.data(),
-                                  .element = element,
-                                  .out = out.view(),
-                                  .num_tokens = tokens,
-                                  .width = width},
-                                 nullptr),
-              cudaSuccess);
+    ASSERT_EQ(
+        ops::cuda::SiluMul({.gate_up = element == Element::kF32 ? static_cast<void*>(in_f32.data())
+                                                                : in_bf16.data(),
+                            .element = element,
+                            .out = out.view(),
+                            .num_tokens = tokens,
+                            .width = width},
+                           nullptr),
+        cudaSuccess);
     std::vector<double> want;
     for (int t = 0; t < tokens; ++t) {
       for (int k = 0; k < width; ++k) {

@@ -73,7 +73,8 @@ TEST_F(RuntimeTest, LazyStreamsRunOnlyWhenWaitedFor) {
   ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   EXPECT_EQ(device.Get()[0], 7);
   int pageable = 8;  // pageable memory when the call is made
-  ASSERT_EQ(cudaMemcpyAsync(device.data(), &pageable, 4, cudaMemcpyHostToDevice, stream), cudaSuccess);
+  ASSERT_EQ(cudaMemcpyAsync(device.data(), &pageable, 4, cudaMemcpyHostToDevice, stream),
+            cudaSuccess);
   pageable = 9;
   ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   EXPECT_EQ(device.Get()[0], 8);

@@ -1,5 +1,6 @@
-// The sampling kernel against engine/runtime's sampler, which it must agree with token for token: same
-// noise, filters, order of ties, penalties, log probabilities, refusals. And the copies of blocks.
+// The sampling kernel against engine/runtime's sampler, which it must agree with token for token:
+// same noise, filters, order of ties, penalties, log probabilities, refusals. And the copies of
+// blocks.
 
 #include "engine/runtime/sampler.h"
 
@@ -57,7 +58,9 @@ void AddEdits(const Request& request, int num_tokens, std::vector<TokenEdit>* ed
   for (const auto& [id, e] : by_id) edits->push_back(e);
 }
 
-std::vector<SampleResult> RunKernel(const std::vector<Request>& requests, int vocab, int num_tokens) {
+std::vector<SampleResult> RunKernel(const std::vector<Request>& requests,
+                                    int vocab,
+                                    int num_tokens) {
   std::vector<SampleRow> rows;
   std::vector<TokenEdit> edits;
   std::vector<float> logits;
@@ -207,7 +210,8 @@ TEST_P(BlockCopyTest, GatherThenScatterMovesTheBlocksAndNothingElse) {
   std::vector<uint8_t> bytes(kBytes * kPoolBlocks);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 131 + i / 977);
   DeviceArray<uint8_t> pool(bytes), staging(4 * kBytes), other(bytes.size());
-  DeviceArray<int32_t> from(std::vector<int32_t>{5, 0, -1, 3}), to(std::vector<int32_t>{1, 4, 2, -1});
+  DeviceArray<int32_t> from(std::vector<int32_t>{5, 0, -1, 3}),
+      to(std::vector<int32_t>{1, 4, 2, -1});
   ASSERT_EQ(ops::cuda::GatherBlocks({.pool = pool.data(),
                                      .staging = staging.data(),
                                      .blocks = from.data(),

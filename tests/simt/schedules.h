@@ -26,8 +26,8 @@ class ScheduleTest : public testing::TestWithParam<Order> {
   void TearDown() override { GetConfig() = Config(); }
 };
 
-#define BATON_INSTANTIATE_SCHEDULES(suite)                                        \
-  INSTANTIATE_TEST_SUITE_P(Schedules, suite, testing::ValuesIn(kOrders),          \
+#define BATON_INSTANTIATE_SCHEDULES(suite)                               \
+  INSTANTIATE_TEST_SUITE_P(Schedules, suite, testing::ValuesIn(kOrders), \
                            [](const auto& info) { return OrderName(info.param); })
 
 }  // namespace baton::simt

@@ -13,8 +13,7 @@
 namespace baton::simt {
 
 SharedArena::SharedArena() {
-  void* memory =
-      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) std::abort();
   base_ = static_cast<char*>(memory);
 }
@@ -30,7 +29,8 @@ void SharedArena::Clear() {
 void* SharedArena::Take(size_t bytes, size_t alignment) {
   const size_t begin = (used_ + kRedZone + alignment - 1) / alignment * alignment;
   const size_t end = begin + bytes;
-  if (end + kRedZone > kBytes) Fail(Site::current(), "more than %zu bytes of shared memory", kBytes);
+  if (end + kRedZone > kBytes)
+    Fail(Site::current(), "more than %zu bytes of shared memory", kBytes);
 #if defined(__SANITIZE_ADDRESS__)
   __asan_unpoison_memory_region(base_ + begin, bytes);
   std::memset(base_ + begin, 0xff, bytes);

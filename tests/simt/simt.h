@@ -197,8 +197,8 @@ cudaError_t Launch(void (*kernel)(P...),
     return static_cast<const Bound*>(bound)->Run(g, b, bytes);
   };
   const auto destroy = [](const void* bound) { delete static_cast<const Bound*>(bound); };
-  return EnqueueLaunch(stream, reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, run,
-                       destroy, new Bound(kernel, std::forward<A>(args)...));
+  return EnqueueLaunch(stream, reinterpret_cast<const void*>(kernel), grid, block, shared_bytes,
+                       run, destroy, new Bound(kernel, std::forward<A>(args)...));
 }
 
 }  // namespace baton::simt

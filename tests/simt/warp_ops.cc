@@ -45,9 +45,8 @@ void CompleteBallot(void* const* arguments, uint32_t participants, const Site&) 
   ForEachLane(participants, [&](int lane) {
     if (static_cast<const VoteArgument*>(arguments[lane])->predicate) ballot |= 1u << lane;
   });
-  ForEachLane(participants, [&](int lane) {
-    static_cast<VoteArgument*>(arguments[lane])->ballot = ballot;
-  });
+  ForEachLane(participants,
+              [&](int lane) { static_cast<VoteArgument*>(arguments[lane])->ballot = ballot; });
 }
 
 struct MatchArgument {

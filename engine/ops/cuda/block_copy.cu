@@ -32,8 +32,8 @@ cudaError_t Copy(const BlockCopyParams& params, cudaStream_t stream) {
   if (params.num_blocks < 0 || params.block_bytes <= 0 || params.block_bytes % 16 != 0)
     return cudaErrorInvalidValue;
   if (params.num_blocks == 0) return cudaSuccess;
-  const dim3 grid(kBlocksPerCopy,
-                  static_cast<unsigned>(params.num_blocks < kMaxGrid ? params.num_blocks : kMaxGrid));
+  const dim3 grid(kBlocksPerCopy, static_cast<unsigned>(
+                                      params.num_blocks < kMaxGrid ? params.num_blocks : kMaxGrid));
   return gpu::Launch(BlockCopyKernel<kGather>, grid, dim3(kThreads), 0, stream, params);
 }
 

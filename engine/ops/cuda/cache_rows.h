@@ -19,7 +19,10 @@ __device__ __forceinline__ int RowIndex(const CacheLayer& cache, int side, int h
 }
 
 // The rows of (side, head) of a block.
-__device__ __forceinline__ uint8_t* HeadRows(const CacheLayer& cache, int64_t block, int side, int head) {
+__device__ __forceinline__ uint8_t* HeadRows(const CacheLayer& cache,
+                                             int64_t block,
+                                             int side,
+                                             int head) {
   return cache.base + block * cache.block_bytes +
          static_cast<int64_t>(RowIndex(cache, side, head, 0)) * cache.head_dim *
              ElementBytes(cache.format);
@@ -27,8 +30,7 @@ __device__ __forceinline__ uint8_t* HeadRows(const CacheLayer& cache, int64_t bl
 
 // kFp8Dynamic: the scale of a row.
 __device__ __forceinline__ float* RowScale(const CacheLayer& cache, int64_t block, int row_index) {
-  const int64_t payload =
-      int64_t{2} * cache.num_kv_heads * kBlockTokens * cache.head_dim;
+  const int64_t payload = int64_t{2} * cache.num_kv_heads * kBlockTokens * cache.head_dim;
   return reinterpret_cast<float*>(cache.base + block * cache.block_bytes + payload) + row_index;
 }
 

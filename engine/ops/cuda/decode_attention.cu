@@ -1,10 +1,12 @@
-// Attention for sequences with few queries. One block per (split of the context, KV head and chunk of
-// query rows, sequence); a query row is one (query, head) pair of the KV head. Its four warps take
-// groups of 16 tokens in turn and never meet before the end: K and V go from global memory straight
-// into the fragments of mma.m16n8k16, because
-//   scores   sum over dims, in any order: lane t of four takes D / 4 neighbouring dims of a token's row;
-//   values   sum over tokens in the order of the scores' own fragments, and column g of the j-th tile
-//            of eight output dims stands for dim g * D / 8 + j, so that a lane's bytes are neighbours.
+// Attention for sequences with few queries. One block per (split of the context, KV head and chunk
+// of query rows, sequence); a query row is one (query, head) pair of the KV head. Its four warps
+// take groups of 16 tokens in turn and never meet before the end: K and V go from global memory
+// straight into the fragments of mma.m16n8k16, because
+//   scores   sum over dims, in any order: lane t of four takes D / 4 neighbouring dims of a token's
+//   row; values   sum over tokens in the order of the scores' own fragments, and column g of the
+//   j-th tile
+//            of eight output dims stands for dim g * D / 8 + j, so that a lane's bytes are
+//            neighbours.
 // Splits leave (maximum, sum, output) in the workspace; the last to finish adds them in order.
 
 #include "engine/ops/cuda/cache_rows.h"
@@ -55,8 +57,8 @@ __device__ __forceinline__ int Visible(const Work& w, int row) {
 template <int kDim>
 struct TokenBytes {
   static constexpr int kKeyWords = kDim / 16, kValueWords = kDim / 32;
-  uint32_t key[2][kKeyWords];      // token 8n + g, dims t * D / 4 ..
-  uint32_t value[4][kValueWords];  // tokens 2t, 2t + 1, 2t + 8, 2t + 9; dims g * D / 8 ..
+  uint32_t key[2][kKeyWords];          // token 8n + g, dims t * D / 4 ..
+  uint32_t value[4][kValueWords];      // tokens 2t, 2t + 1, 2t + 8, 2t + 9; dims g * D / 8 ..
   float key_scale[4], value_scale[4];  // kFp8Dynamic: of those four tokens
 };
 
@@ -166,9 +168,12 @@ __device__ __forceinline__ void AddValues(const TokenBytes<kDim>& bytes,
   }
 }
 
-// All query rows of the chunk in the order of the fragments: [tile][step][lane]; missing rows are 0.
+// All query rows of the chunk in the order of the fragments: [tile][step][lane]; missing rows are
+// 0.
 template <int kDim, int kTiles>
-__device__ __forceinline__ void LoadQueries(const PagedAttentionParams& p, const Work& w, uint4* queries) {
+__device__ __forceinline__ void LoadQueries(const PagedAttentionParams& p,
+                                            const Work& w,
+                                            uint4* queries) {
   constexpr int kSteps = kDim / 16;
   for (int i = static_cast<int>(threadIdx.x); i < kTiles * kSteps * 32; i += kThreads) {
     const int lane = i % 32, step = i / 32 % kSteps, tile = i / 32 / kSteps;
@@ -224,7 +229,8 @@ __device__ __forceinline__ void AttendSplit(const PagedAttentionParams& p,
     for (int tile = 0; tile < kTiles; ++tile) {
       float scores[2][4], decay[2];
       Scores<kDim>(queries + tile * (kDim / 16) * 32 + lane, bytes, scores);
-      const int visible[2] = {Visible(w, tile * 16 + lane / 4), Visible(w, tile * 16 + lane / 4 + 8)};
+      const int visible[2] = {Visible(w, tile * 16 + lane / 4),
+                              Visible(w, tile * 16 + lane / 4 + 8)};
       OnlineSoftmax<2, kDynamic>(
           scores, first, visible, masked,
           [&](int n, int e) {
@@ -237,8 +243,8 @@ __device__ __forceinline__ void AttendSplit(const PagedAttentionParams& p,
   }
 }
 
-// The partial result of a warp or of a split: output in the order of the fragments, [tile][j][lane],
-// then the maximum and the sum of every row.
+// The partial result of a warp or of a split: output in the order of the fragments,
+// [tile][j][lane], then the maximum and the sum of every row.
 template <int kDim, int kTiles>
 struct Partial {
   static constexpr int kRows = 16 * kTiles;
@@ -246,8 +252,9 @@ struct Partial {
   static constexpr int kFloats = 4 * kVectors + 2 * kRows;
 };
 
-// Adds `count` partials in order, the i-th at parts + i * kFloats, into out [kVectors] (which may be the
-// first of them) and maximum, sum [kRows]. All threads; `maximum` and `sum` are valid after a barrier.
+// Adds `count` partials in order, the i-th at parts + i * kFloats, into out [kVectors] (which may
+// be the first of them) and maximum, sum [kRows]. All threads; `maximum` and `sum` are valid after
+// a barrier.
 template <int kDim, int kTiles>
 __device__ __forceinline__ void Combine(
     const float* parts, int count, float4* out, float* maximum, float* sum) {
@@ -310,8 +317,11 @@ __device__ __forceinline__ void StorePartial(const State<kDim, kTiles>& state, f
 
 // out [kVectors] in the order of the fragments -> rows of the output.
 template <int kDim, int kTiles>
-__device__ __forceinline__ void StoreRows(
-    const PagedAttentionParams& p, const Work& w, const float* out, const float* sum, float value_scale) {
+__device__ __forceinline__ void StoreRows(const PagedAttentionParams& p,
+                                          const Work& w,
+                                          const float* out,
+                                          const float* sum,
+                                          float value_scale) {
   constexpr int kChunks = kDim / 8;
   for (int i = static_cast<int>(threadIdx.x); i < 16 * kTiles * kChunks; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
@@ -432,7 +442,8 @@ int DecodeRowChunks(int max_query_len, int heads_per_kv_head) {
 
 size_t DecodeAttentionWorkspace(
     int num_sequences, int num_kv_heads, int row_chunks, int num_splits, int head_dim) {
-  const size_t partials = static_cast<size_t>(num_sequences) * num_kv_heads * row_chunks * num_splits;
+  const size_t partials =
+      static_cast<size_t>(num_sequences) * num_kv_heads * row_chunks * num_splits;
   return partials * kDecodeRows * (head_dim + 2) * sizeof(float);
 }
 
@@ -445,8 +456,9 @@ cudaError_t DecodeAttention(const DecodeAttentionParams& params,
   const bool shapes = p.num_heads > 0 && p.cache.num_kv_heads > 0 &&
                       p.num_heads % p.cache.num_kv_heads == 0 && p.num_sequences >= 0 &&
                       max_query_len >= 0 && max_query_len <= kDecodeQueryMax;
-  const bool splits = params.num_splits == 1 || (params.num_splits > 1 && params.workspace != nullptr &&
-                                                 params.counters != nullptr);
+  const bool splits =
+      params.num_splits == 1 ||
+      (params.num_splits > 1 && params.workspace != nullptr && params.counters != nullptr);
   const bool out = LinearRowsFit(p.out, p.num_heads * p.cache.head_dim) &&
                    (p.out.element != Element::kFp8 || p.cache.head_dim == kScaleGroup);
   if (!fp8 || !shapes || !splits || !out || p.q_element != Element::kF16)

@@ -64,8 +64,7 @@ __device__ __forceinline__ void StoreFp8x8(uint8_t* to, const float (&x)[8], flo
     const float2 pair = make_float2(x[2 * i] * inverse_scale, x[2 * i + 1] * inverse_scale);
     pairs[i] = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
   }
-  *reinterpret_cast<uint2*>(to) =
-      make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
+  *reinterpret_cast<uint2*>(to) = make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
 // The sum over the kWidth lanes of the caller's segment.

@@ -11,7 +11,8 @@ constexpr int kThreads = 128;
 template <typename T>
 __global__ void __launch_bounds__(kThreads) EmbedKernel(const EmbedParams p) {
   const int64_t token = blockIdx.x;
-  const T* row = static_cast<const T*>(p.table) + static_cast<int64_t>(__ldg(p.ids + token)) * p.width;
+  const T* row =
+      static_cast<const T*>(p.table) + static_cast<int64_t>(__ldg(p.ids + token)) * p.width;
   for (int i = static_cast<int>(threadIdx.x) * 8; i < p.width; i += kThreads * 8) {
     float x[8];
     Load8(row + i, x);

@@ -1,10 +1,10 @@
 #pragma once
 
-// The only header of CUDA's that a kernel file includes, and the only file with inline PTX. Compiled
-// by nvcc it is CUDA; compiled by the host compiler it leads to tests/simt, which runs the same
-// kernels on the CPU. So a kernel is written as usual, but for these:
-//   instead of k<<<grid, block, bytes, stream>>>(a...)   gpu::Launch(k, grid, block, bytes, stream, a...)
-//   instead of __shared__ float x[32];                   BATON_SHARED(float, x, [32]);
+// The only header of CUDA's that a kernel file includes, and the only file with inline PTX.
+// Compiled by nvcc it is CUDA; compiled by the host compiler it leads to tests/simt, which runs the
+// same kernels on the CPU. So a kernel is written as usual, but for these:
+//   instead of k<<<grid, block, bytes, stream>>>(a...)   gpu::Launch(k, grid, block, bytes, stream,
+//   a...) instead of __shared__ float x[32];                   BATON_SHARED(float, x, [32]);
 //   instead of extern __shared__ T x[];                  BATON_DYNAMIC_SHARED(T, x);
 //   instead of inline PTX                                a function of this file, with its twin
 // A kernel that has barriers does not return early: it guards with a condition.
@@ -21,7 +21,7 @@
 #include <cuda_runtime.h>
 
 #define BATON_SHARED(type, name, ...) __shared__ type name __VA_ARGS__
-#define BATON_DYNAMIC_SHARED(type, name)                                        \
+#define BATON_DYNAMIC_SHARED(type, name)                                         \
   extern __shared__ __align__(1024) unsigned char baton_dynamic_shared_memory[]; \
   type* const name = reinterpret_cast<type*>(baton_dynamic_shared_memory)
 
@@ -57,7 +57,9 @@ __device__ __forceinline__ void AsyncCopy16(void* shared, const void* global, ui
                "l"(global), "r"(valid)
                : "memory");
 }
-__device__ __forceinline__ void AsyncCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void AsyncCommit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 // Waits until at most kGroupsLeft of this thread's committed groups are still in flight.
 template <int kGroupsLeft>
 __device__ __forceinline__ void AsyncWait() {
@@ -79,14 +81,14 @@ __device__ __forceinline__ void LdMatrixX4Transposed(uint32_t (&out)[4], const v
 }
 
 // d = a * b + c, f32 accumulation; a [16][k] row-major, b [k][8] column-major, c and d [16][8].
-#define BATON_MMA(name, shape)                                                              \
-  __device__ __forceinline__ void name(float (&d)[4], const uint32_t (&a)[4],               \
-                                       const uint32_t (&b)[2], const float (&c)[4]) {       \
-    asm volatile("mma.sync.aligned." shape                                                  \
-                 " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"               \
-                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                           \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]),        \
-                   "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));                             \
+#define BATON_MMA(name, shape)                                                                     \
+  __device__ __forceinline__ void name(float(&d)[4], const uint32_t(&a)[4], const uint32_t(&b)[2], \
+                                       const float(&c)[4]) {                                       \
+    asm volatile("mma.sync.aligned." shape                                                         \
+                 " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"                      \
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]),    \
+                   "f"(c[1]), "f"(c[2]), "f"(c[3]));                                               \
   }
 BATON_MMA(MmaBf16, "m16n8k16.row.col.f32.bf16.bf16.f32")
 BATON_MMA(MmaF16, "m16n8k16.row.col.f32.f16.f16.f32")
@@ -106,10 +108,10 @@ __device__ __forceinline__ float FastExp2(float x) {
 
 #include "tests/simt/cuda_names.h"
 
-#define BATON_SHARED(type, name, ...)                          \
-  static ::baton::simt::SharedDeclaration name##_declaration;  \
-  using name##_type = type __VA_ARGS__;                        \
-  name##_type& name = *static_cast<name##_type*>(              \
+#define BATON_SHARED(type, name, ...)                         \
+  static ::baton::simt::SharedDeclaration name##_declaration; \
+  using name##_type = type __VA_ARGS__;                       \
+  name##_type& name = *static_cast<name##_type*>(             \
       ::baton::simt::SharedMemory(&name##_declaration, sizeof(name##_type), alignof(name##_type)))
 #define BATON_DYNAMIC_SHARED(type, name) \
   type* const name = static_cast<type*>(::baton::simt::DynamicSharedMemory())
@@ -142,10 +144,10 @@ inline void LdMatrixX4(uint32_t (&out)[4], const void* row, Site site = Site::cu
 inline void LdMatrixX4Transposed(uint32_t (&out)[4], const void* row, Site site = Site::current()) {
   simt::LdMatrixX4(out, row, true, site);
 }
-#define BATON_MMA(name, type)                                                               \
-  inline void name(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],           \
-                   const float (&c)[4], Site site = Site::current()) {                      \
-    simt::Mma(simt::MmaType::type, d, a, b, c, site);                                       \
+#define BATON_MMA(name, type)                                                                      \
+  inline void name(float(&d)[4], const uint32_t(&a)[4], const uint32_t(&b)[2], const float(&c)[4], \
+                   Site site = Site::current()) {                                                  \
+    simt::Mma(simt::MmaType::type, d, a, b, c, site);                                              \
   }
 BATON_MMA(MmaBf16, kBf16)
 BATON_MMA(MmaF16, kF16)

@@ -2,8 +2,8 @@
 
 // The launchers of the CUDA kernels. Shapes, letters and math are those of engine/ops/backend.h;
 // here stands only what lies where in device memory. Every pointer is device memory unless it says
-// otherwise; rows are contiguous; pointers are aligned to 16 bytes. A launcher checks what its kernel
-// cannot bear (cudaErrorInvalidValue, before anything runs), puts the work into `stream` and
+// otherwise; rows are contiguous; pointers are aligned to 16 bytes. A launcher checks what its
+// kernel cannot bear (cudaErrorInvalidValue, before anything runs), puts the work into `stream` and
 // returns; an empty step is a success that launches nothing.
 
 #include <cuda_runtime.h>
@@ -18,7 +18,8 @@ enum class Element { kF32, kBf16, kF16, kFp8 };
 // What a block of the KV pool holds: kv::KvFormat by another name, for kernels.
 enum class CacheFormat { kFp8, kFp8Dynamic, kBf16, kF32 };
 
-// One layer of the KV pool: blocks of [K|V][Hkv][64][D], then, in kFp8Dynamic, scales [K|V][Hkv][64].
+// One layer of the KV pool: blocks of [K|V][Hkv][64][D], then, in kFp8Dynamic, scales
+// [K|V][Hkv][64].
 struct CacheLayer {
   uint8_t* base = nullptr;
   int64_t block_bytes = 0;
@@ -45,7 +46,8 @@ struct QkNormRopeAppendParams {
 cudaError_t QkNormRopeAppend(const QkNormRopeAppendParams& params, cudaStream_t stream);
 
 // Rows that a linear layer reads: f32, bf16, or e4m3 with one scale for 128 neighbouring elements.
-// Scales lie token by token within a group, as FP8 matrix products want them: scales[group * pitch + t].
+// Scales lie token by token within a group, as FP8 matrix products want them: scales[group * pitch
+// + t].
 struct LinearRows {
   void* data = nullptr;
   Element element = Element::kBf16;  // kF32, kBf16, kFp8
@@ -73,14 +75,14 @@ struct RmsNormParams {
   int num_tokens = 0, width = 0;
   float eps = 0;
 };
-// residual += delta; out = residual * rsqrt(mean(residual^2) + eps) * weight. width % 8 == 0 (e4m3: 128),
-// at most 16384; `rows` and `delta` together are refused.
+// residual += delta; out = residual * rsqrt(mean(residual^2) + eps) * weight. width % 8 == 0 (e4m3:
+// 128), at most 16384; `rows` and `delta` together are refused.
 cudaError_t RmsNorm(const RmsNormParams& params, cudaStream_t stream);
 
 struct SiluMulParams {
   const void* gate_up = nullptr;  // [T][2 F], gate before up, f32 or bf16
   Element element = Element::kBf16;
-  LinearRows out;  // [T][F]
+  LinearRows out;                 // [T][F]
   int num_tokens = 0, width = 0;  // F
 };
 // out = silu(gate) * up. width % 8 == 0 (e4m3: 128).
@@ -103,8 +105,8 @@ struct PagedAttentionParams {
   int num_sequences = 0;
 };
 
-// The oracle: one warp per (token, head), token after token. Every format; head_dim a multiple of 32,
-// at most 256; no e4m3 out. `max_query_len`: of the chosen sequences.
+// The oracle: one warp per (token, head), token after token. Every format; head_dim a multiple of
+// 32, at most 256; no e4m3 out. `max_query_len`: of the chosen sequences.
 cudaError_t SimpleAttention(const PagedAttentionParams& params,
                             int max_query_len,
                             cudaStream_t stream);
@@ -114,8 +116,8 @@ cudaError_t SimpleAttention(const PagedAttentionParams& params,
 struct DecodeAttentionParams {
   PagedAttentionParams attention;
   int num_splits = 1;
-  // More than one split: partial results, DecodeAttentionWorkspace() bytes, and one counter for each
-  // (sequence, KV head, row chunk), zero before the first launch and after every launch.
+  // More than one split: partial results, DecodeAttentionWorkspace() bytes, and one counter for
+  // each (sequence, KV head, row chunk), zero before the first launch and after every launch.
   float* workspace = nullptr;
   int32_t* counters = nullptr;
 };
@@ -123,18 +125,15 @@ inline constexpr int kDecodeQueryMax = 8;
 // Query rows (queries times heads of a KV head) that one block takes.
 inline constexpr int kDecodeRows = 32;
 int DecodeRowChunks(int max_query_len, int heads_per_kv_head);
-size_t DecodeAttentionWorkspace(int num_sequences,
-                                int num_kv_heads,
-                                int row_chunks,
-                                int num_splits,
-                                int head_dim);
+size_t DecodeAttentionWorkspace(
+    int num_sequences, int num_kv_heads, int row_chunks, int num_splits, int head_dim);
 cudaError_t DecodeAttention(const DecodeAttentionParams& params,
                             int max_query_len,
                             cudaStream_t stream);
 
-// For sequences with many queries (prefill, over a cached prefix or not): tensor cores, K and V of a
-// block shared by kPrefillRows query rows; a row is one (query, head) pair of a KV head, row = query *
-// (Hq / Hkv) + head. The same formats as DecodeAttention.
+// For sequences with many queries (prefill, over a cached prefix or not): tensor cores, K and V of
+// a block shared by kPrefillRows query rows; a row is one (query, head) pair of a KV head, row =
+// query * (Hq / Hkv) + head. The same formats as DecodeAttention.
 inline constexpr int kPrefillRows = 128;
 struct PrefillTile {
   int32_t sequence;   // index into query_starts
@@ -184,10 +183,11 @@ struct SampleParams {
 };
 cudaError_t Sample(const SampleParams& params, cudaStream_t stream);
 
-// Whole cache blocks of one layer between the pool and a staging area: staging[i] <-> pool[blocks[i]].
+// Whole cache blocks of one layer between the pool and a staging area: staging[i] <->
+// pool[blocks[i]].
 struct BlockCopyParams {
   uint8_t* pool = nullptr;
-  uint8_t* staging = nullptr;        // [num_blocks][block_bytes]
+  uint8_t* staging = nullptr;       // [num_blocks][block_bytes]
   const int32_t* blocks = nullptr;  // -1: left out
   int64_t block_bytes = 0;          // a multiple of 16
   int num_blocks = 0;

@@ -10,9 +10,9 @@ namespace baton::ops::cuda {
 // Elements that share one scale in e4m3.
 inline constexpr int kScaleGroup = 128;
 
-// Writes x to columns 8 * chunk .. + 7 of row t. All lanes of the warp call it, sixteen neighbouring
-// lanes with sixteen neighbouring chunks of one row (one group of scales); `store`: this lane's
-// chunk exists.
+// Writes x to columns 8 * chunk .. + 7 of row t. All lanes of the warp call it, sixteen
+// neighbouring lanes with sixteen neighbouring chunks of one row (one group of scales); `store`:
+// this lane's chunk exists.
 __device__ __forceinline__ void StoreLinear8(
     const LinearRows& out, int64_t t, int width, int chunk, bool store, const float (&x)[8]) {
   const int64_t at = t * width + int64_t{8} * chunk;

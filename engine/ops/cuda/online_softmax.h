@@ -1,7 +1,7 @@
 #pragma once
 
-// The online softmax of one warp over the score fragments of mma.m16n8k16: in each lane (g, t) rows g
-// and g + 8 of a tile of 16, and of every eight tokens the 2t-th and the next.
+// The online softmax of one warp over the score fragments of mma.m16n8k16: in each lane (g, t) rows
+// g and g + 8 of a tile of 16, and of every eight tokens the 2t-th and the next.
 
 #include "engine/ops/cuda/fp8_fragments.h"
 #include "engine/ops/cuda/gpu.h"
@@ -10,12 +10,13 @@ namespace baton::ops::cuda {
 
 struct RowState {
   float maximum[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {0.0f, 0.0f};  // this lane's tokens only; the caller adds the four lanes at the end
+  float sum[2] = {0.0f,
+                  0.0f};  // this lane's tokens only; the caller adds the four lanes at the end
 };
 
-// Adds kEights * 8 tokens, the first of which is token `first`: scores become weights in f16, ready to be
-// the A fragments of the product with the values: packed[n][0] of row g, packed[n][1] of row g + 8. What was summed so
-// far must be multiplied by `decay`.
+// Adds kEights * 8 tokens, the first of which is token `first`: scores become weights in f16, ready
+// to be the A fragments of the product with the values: packed[n][0] of row g, packed[n][1] of row
+// g + 8. What was summed so far must be multiplied by `decay`.
 //   key_factor(n, e)   what score (n, e) is still to be multiplied by, log2(e) included
 //   value_bias(n, e)   kDynamic: log2 of the scale of that token's value row. weight * scale =
 //                      2^(score + bias), and the maximum is that of these sums, so that f16 holds

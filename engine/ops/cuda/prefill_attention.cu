@@ -1,7 +1,7 @@
 // Attention for sequences with many queries. One block per (tile of 128 query rows, KV head); its
-// eight warps have 16 rows each. A cache block's e4m3 bytes come in by cp.async, two stages ahead, are
-// made f16 once for all warps, and are read by ldmatrix; 16-byte chunks of a row are exchanged by the
-// row's number, so that eight rows never meet in a bank.
+// eight warps have 16 rows each. A cache block's e4m3 bytes come in by cp.async, two stages ahead,
+// are made f16 once for all warps, and are read by ldmatrix; 16-byte chunks of a row are exchanged
+// by the row's number, so that eight rows never meet in a bank.
 
 #include "engine/ops/cuda/cache_rows.h"
 #include "engine/ops/cuda/fp8_fragments.h"
@@ -20,7 +20,8 @@ struct Work {
   int kv_head, heads_per_kv, first_row, num_rows;
 };
 
-__device__ __forceinline__ Work WorkOfBlock(const PagedAttentionParams& p, const PrefillTile* tiles) {
+__device__ __forceinline__ Work WorkOfBlock(const PagedAttentionParams& p,
+                                            const PrefillTile* tiles) {
   const PrefillTile tile = tiles[blockIdx.x];
   Work w;
   w.sequence = tile.sequence;
@@ -72,7 +73,8 @@ __device__ __forceinline__ void Fetch(
   gpu::AsyncCommit();
 }
 
-// The block's codes as f16. `masked`: a value that some row must not see must not reach it as 0 * NaN.
+// The block's codes as f16. `masked`: a value that some row must not see must not reach it as 0 *
+// NaN.
 template <int kDim, bool kDynamic>
 __device__ __forceinline__ void Convert(
     const PagedAttentionParams& p, const Work& w, int index, bool masked, Tiles<kDim>* tiles) {
@@ -114,8 +116,8 @@ __device__ __forceinline__ void LoadQueries(const PagedAttentionParams& p,
     const bool there = row < w.num_rows;
     const int64_t token = w.query_start + (w.first_row + row) / w.heads_per_kv;
     const int head = w.kv_head * w.heads_per_kv + (w.first_row + row) % w.heads_per_kv;
-    const uint32_t* from = reinterpret_cast<const uint32_t*>(
-        static_cast<const __half*>(p.q) + (token * p.num_heads + head) * kDim);
+    const uint32_t* from = reinterpret_cast<const uint32_t*>(static_cast<const __half*>(p.q) +
+                                                             (token * p.num_heads + head) * kDim);
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
 #pragma unroll
@@ -136,7 +138,8 @@ __device__ __forceinline__ void Scores(const Tiles<kDim>& tiles,
 #pragma unroll
     for (int r = 0; r < 4; ++r) scores[n][r] = 0.0f;
   }
-  // Matrices 0, 1: tokens 16 pair .. + 7, dims 16 step .. + 7 and + 8 .. + 15; 2, 3: the next eight tokens.
+  // Matrices 0, 1: tokens 16 pair .. + 7, dims 16 step .. + 7 and + 8 .. + 15; 2, 3: the next eight
+  // tokens.
   const int token = lane % 8 + lane / 16 * 8, chunk = lane / 8 % 2;
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
@@ -156,7 +159,8 @@ __device__ __forceinline__ void AddValues(const Tiles<kDim>& tiles,
                                           const uint32_t (&weights)[8][2],
                                           float (&out)[kDim / 8][4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  // Matrices 0, 1: tokens 16 group .. + 7 and + 8 .. + 15, dims 16 pair .. + 7; 2, 3: the next eight dims.
+  // Matrices 0, 1: tokens 16 group .. + 7 and + 8 .. + 15, dims 16 pair .. + 7; 2, 3: the next
+  // eight dims.
   const int token = lane % 16, chunk = lane / 16;
 #pragma unroll
   for (int group = 0; group < 4; ++group) {
@@ -216,13 +220,15 @@ __device__ __forceinline__ void StoreRows(const PagedAttentionParams& p,
             make_float2(low, high);
       }
     }
-    if (p.out.element == Element::kFp8 && t == 0) p.out.scales[head * p.out.pitch + token] = scale.scale;
+    if (p.out.element == Element::kFp8 && t == 0)
+      p.out.scales[head * p.out.pitch + token] = scale.scale;
   }
 }
 
 template <int kDim, bool kDynamic>
 __global__ void __launch_bounds__(kThreads, 1)
-    PrefillAttentionKernel(const __grid_constant__ PagedAttentionParams p, const PrefillTile* list) {
+    PrefillAttentionKernel(const __grid_constant__ PagedAttentionParams p,
+                           const PrefillTile* list) {
   BATON_DYNAMIC_SHARED(Tiles<kDim>, tiles);
   const Work w = WorkOfBlock(p, list);
   const int lane = static_cast<int>(threadIdx.x) % 32, t = lane % 4;
@@ -247,7 +253,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int first = index * kBlockTokens;
     const bool masked = first + kBlockTokens > least_visible;
     gpu::AsyncWait<kStages - 1>();
-    __syncthreads();  // the codes are there for all, and nobody reads the last block's halves any more
+    __syncthreads();  // the codes are there for all, and nobody reads the last block's halves any
+                      // more
     Convert<kDim, kDynamic>(p, w, index, masked, tiles);
     __syncthreads();
     Fetch<kDim>(p, w, index + kStages, num_blocks, tiles);

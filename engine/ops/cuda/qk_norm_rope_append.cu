@@ -10,8 +10,8 @@ constexpr int kThreads = 256;
 // 132 SMs times the four blocks that fit one: more blocks than that take turns in a loop.
 constexpr int kMaxBlocks = 132 * 4;
 
-// A lane's share of a head: dims 8j .. 8j + 7 and the same above D / 2, so that both members of each
-// rotated pair (i, i + D / 2) are in one lane.
+// A lane's share of a head: dims 8j .. 8j + 7 and the same above D / 2, so that both members of
+// each rotated pair (i, i + D / 2) are in one lane.
 struct HeadShare {
   float low[8], high[8];
 };
@@ -91,8 +91,7 @@ __device__ __forceinline__ void StoreRow(const CacheLayer& cache,
 
 __device__ __forceinline__ void StoreQuery(
     const QkNormRopeAppendParams& p, int token, int head, int dim, int half, const HeadShare& x) {
-  const int64_t at =
-      (static_cast<int64_t>(token) * p.num_heads + head) * p.cache.head_dim + dim;
+  const int64_t at = (static_cast<int64_t>(token) * p.num_heads + head) * p.cache.head_dim + dim;
   if (p.q_element == Element::kF16) {
     Store8(static_cast<__half*>(p.q_out) + at, x.low);
     Store8(static_cast<__half*>(p.q_out) + at + half, x.high);
@@ -102,8 +101,8 @@ __device__ __forceinline__ void StoreQuery(
   }
 }
 
-// D / 16 lanes per (token, head), heads of a token side by side: with D = 128 a warp has four heads,
-// and as a rule all of one kind.
+// D / 16 lanes per (token, head), heads of a token side by side: with D = 128 a warp has four
+// heads, and as a rule all of one kind.
 template <typename In, int kHeadDim>
 __global__ void __launch_bounds__(kThreads)
     QkNormRopeAppendKernel(const __grid_constant__ QkNormRopeAppendParams p) {
@@ -179,8 +178,7 @@ cudaError_t QkNormRopeAppend(const QkNormRopeAppendParams& params, cudaStream_t 
   if (params.q_element != Element::kF32 && params.q_element != Element::kF16)
     return cudaErrorInvalidValue;
   if (params.qkv_element == Element::kF32) return LaunchForElement<float>(params, stream);
-  if (params.qkv_element == Element::kBf16)
-    return LaunchForElement<__nv_bfloat16>(params, stream);
+  if (params.qkv_element == Element::kBf16) return LaunchForElement<__nv_bfloat16>(params, stream);
   return cudaErrorInvalidValue;
 }
 

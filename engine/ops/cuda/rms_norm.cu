@@ -74,7 +74,8 @@ __global__ void __launch_bounds__(kThreads) RmsNormKernel(const RmsNormParams p)
 
 cudaError_t RmsNorm(const RmsNormParams& params, cudaStream_t stream) {
   if (params.num_tokens < 0 || !LinearRowsFit(params.out, params.width) ||
-      params.width > kMaxChunks * 8 * kThreads || (params.rows != nullptr && params.delta != nullptr))
+      params.width > kMaxChunks * 8 * kThreads ||
+      (params.rows != nullptr && params.delta != nullptr))
     return cudaErrorInvalidValue;
   if (params.num_tokens == 0) return cudaSuccess;
   const int chunks = (params.width / 8 + kThreads - 1) / kThreads;

@@ -1,7 +1,7 @@
-// One block per row of logits. Nothing is sorted: the k-th largest logit, and the logit at which the
-// mass of the likely tokens reaches top_p, are found by three histograms over the bits of an order-
-// preserving key. Masses are integers in units of 2^-40, so the result does not depend on the order
-// in which threads add. Few candidates are kept in shared memory for the later steps.
+// One block per row of logits. Nothing is sorted: the k-th largest logit, and the logit at which
+// the mass of the likely tokens reaches top_p, are found by three histograms over the bits of an
+// order- preserving key. Masses are integers in units of 2^-40, so the result does not depend on
+// the order in which threads add. Few candidates are kept in shared memory for the later steps.
 
 #include "engine/ops/cuda/gpu.h"
 #include "engine/ops/cuda/kernels.h"
@@ -29,7 +29,8 @@ __device__ __forceinline__ float LogitOf(uint32_t key) {
   return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
 
-// ---- The noise: sampler.cc's, bit for bit up to the logarithms ------------------------------------
+// ---- The noise: sampler.cc's, bit for bit up to the logarithms
+// ------------------------------------
 
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
 
@@ -62,8 +63,8 @@ struct Shared {
   int32_t list_size;
 };
 
-// The largest value and, of equal ones, the lowest id; in every thread. A lane without one brings -infinity
-// and the largest id.
+// The largest value and, of equal ones, the lowest id; in every thread. A lane without one brings
+// -infinity and the largest id.
 struct Best {
   double value;
   int32_t id;
@@ -74,7 +75,8 @@ __device__ __forceinline__ Best Better(Best a, Best b) {
 __device__ __forceinline__ Best BlockBest(Best best, Shared* s) {
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
-    const Best other = {__shfl_xor_sync(kAll, best.value, bit), __shfl_xor_sync(kAll, best.id, bit)};
+    const Best other = {__shfl_xor_sync(kAll, best.value, bit),
+                        __shfl_xor_sync(kAll, best.id, bit)};
     best = Better(best, other);
   }
   __syncthreads();
@@ -99,8 +101,8 @@ __device__ __forceinline__ double BlockSum(double value, Shared* s) {
   return sum;
 }
 
-// Tokens (key, id) in the order of likelihood: larger keys first, of equal keys lower ids. A cut keeps the tokens down to
-// and with (key, id).
+// Tokens (key, id) in the order of likelihood: larger keys first, of equal keys lower ids. A cut
+// keeps the tokens down to and with (key, id).
 struct Cut {
   uint32_t key = 0;
   int32_t id = 0x7fffffff;
@@ -152,8 +154,8 @@ class Tokens {
 };
 
 // One level of the search: of the bins of `bits` bits at `shift`, from above, the one in which the
-// mass reaches `target`. for_each(visit): visit(key, mass) for what has the right higher bits. Leaves
-// bin, the mass above it and the mass in it in `s`.
+// mass reaches `target`. for_each(visit): visit(key, mass) for what has the right higher bits.
+// Leaves bin, the mass above it and the mass in it in `s`.
 template <typename ForEach>
 __device__ __forceinline__ void FindBin(ForEach for_each, int shift, Mass target, Shared* s) {
   for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kThreads) s->histogram[bin] = 0;
@@ -216,7 +218,8 @@ __device__ __forceinline__ Crossing FindCrossing(ForEach for_each, Mass target, 
 
 // The cut behind which the mass reaches `target`. mass_of(key): of a token with that key.
 template <typename MassOf>
-__device__ __forceinline__ Cut FindCut(const Tokens& tokens, MassOf mass_of, Mass target, Shared* s) {
+__device__ __forceinline__ Cut
+FindCut(const Tokens& tokens, MassOf mass_of, Mass target, Shared* s) {
   const auto with_mass = [&](auto visit) {
     tokens.ForEach([&](uint32_t key, int32_t) { visit(key, mass_of(key)); });
   };
@@ -245,7 +248,8 @@ __device__ __forceinline__ Mass Total(Mass mine, Shared* s) {
   return s->above;
 }
 
-// ---- The steps of Sampler::Sample ------------------------------------------------------------------
+// ---- The steps of Sampler::Sample
+// ------------------------------------------------------------------
 
 __device__ __forceinline__ float Clamped(double value) {
   constexpr double kLimit = 3.4028234663852886e38;
@@ -260,15 +264,20 @@ __device__ __forceinline__ void ApplyEdit(const SampleRow& row, TokenEdit* edit,
     double value = logit;
     value = value > 0 ? value / row.repetition_penalty : value * row.repetition_penalty;
     if (edit->output_count > 0)
-      value -= static_cast<double>(row.frequency_penalty) * edit->output_count + row.presence_penalty;
+      value -=
+          static_cast<double>(row.frequency_penalty) * edit->output_count + row.presence_penalty;
     logit = Clamped(value);
   }
   logits[edit->id] = edit->masked ? -INFINITY : logit;
 }
 
 // log(sum(exp(logits))) and the most likely tokens, before any edit.
-__device__ __forceinline__ double RawLogprobs(
-    const SampleParams& p, const SampleRow& row, const float* logits, double best, SampleResult* result, Shared* s) {
+__device__ __forceinline__ double RawLogprobs(const SampleParams& p,
+                                              const SampleRow& row,
+                                              const float* logits,
+                                              double best,
+                                              SampleResult* result,
+                                              Shared* s) {
   double sum = 0;
   for (int i = static_cast<int>(threadIdx.x); i < p.vocab; i += kThreads)
     sum += exp(static_cast<double>(logits[i]) - best);
@@ -277,14 +286,16 @@ __device__ __forceinline__ double RawLogprobs(
   if (threadIdx.x == 0) result->num_top = wanted;
   if (wanted == 0) return log_sum;
   Tokens top(logits, p.num_tokens, s);
-  top.cut = FindCut(top, [](uint32_t) { return Mass{1}; }, static_cast<Mass>(wanted), s);
+  top.cut = FindCut(
+      top, [](uint32_t) { return Mass{1}; }, static_cast<Mass>(wanted), s);
   top.MakeList();
   if (static_cast<int>(threadIdx.x) < wanted) {
     const Cut mine = {s->list_keys[threadIdx.x], s->list_ids[threadIdx.x]};
     int rank = -1;
     for (int i = 0; i < wanted; ++i) rank += mine.Keeps(s->list_keys[i], s->list_ids[i]) ? 1 : 0;
     result->top_ids[rank] = mine.id;
-    result->top_logprobs[rank] = static_cast<float>(static_cast<double>(LogitOf(mine.key)) - log_sum);
+    result->top_logprobs[rank] =
+        static_cast<float>(static_cast<double>(LogitOf(mine.key)) - log_sum);
   }
   __syncthreads();
   return log_sum;
@@ -297,8 +308,8 @@ __device__ __forceinline__ Best LargestLogit(const float* logits, int count, Sha
   return BlockBest(best, s);
 }
 
-__device__ __forceinline__ int32_t Draw(
-    const SampleRow& row, const float* logits, int num_tokens, double best, Shared* s) {
+__device__ __forceinline__ int32_t
+Draw(const SampleRow& row, const float* logits, int num_tokens, double best, Shared* s) {
   const double temperature = row.temperature;
   Tokens tokens(logits, num_tokens, s);
   // What could be drawn; masked tokens never. (A tiny temperature leaves the ties of the best.)
@@ -349,7 +360,8 @@ __global__ void __launch_bounds__(kThreads) SampleKernel(const SampleParams p) {
   bool finite = true;
   for (int i = static_cast<int>(threadIdx.x); i < p.vocab; i += kThreads)
     finite = finite && (__float_as_uint(logits[i]) & 0x7f800000u) != 0x7f800000u;
-  SampleStatus status = __syncthreads_and(finite ? 1 : 0) != 0 ? SampleStatus::kOk : SampleStatus::kNotFinite;
+  SampleStatus status =
+      __syncthreads_and(finite ? 1 : 0) != 0 ? SampleStatus::kOk : SampleStatus::kNotFinite;
   int32_t id = -1;
   double log_sum = 0;
   if (status == SampleStatus::kOk) {

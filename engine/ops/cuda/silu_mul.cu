@@ -42,8 +42,9 @@ cudaError_t SiluMul(const SiluMulParams& params, cudaStream_t stream) {
                                                          : nullptr;
   if (kernel == nullptr) return cudaErrorInvalidValue;
   constexpr int kMaxRows = 65535;  // of a grid's second dimension
-  const dim3 grid(static_cast<unsigned>((params.width / 8 + kThreads - 1) / kThreads),
-                  static_cast<unsigned>(params.num_tokens < kMaxRows ? params.num_tokens : kMaxRows));
+  const dim3 grid(
+      static_cast<unsigned>((params.width / 8 + kThreads - 1) / kThreads),
+      static_cast<unsigned>(params.num_tokens < kMaxRows ? params.num_tokens : kMaxRows));
   return gpu::Launch(kernel, grid, dim3(kThreads), 0, stream, params);
 }
 

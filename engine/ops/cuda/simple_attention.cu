@@ -40,8 +40,9 @@ __global__ void __launch_bounds__(kThreads) SimpleAttentionKernel(const PagedAtt
   float q[kPerLane], sum[kPerLane], largest = -INFINITY, total = 0.0f;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    q[i] = p.q_element == Element::kF32 ? static_cast<const float*>(p.q)[at + lane + 32 * i]
-                                        : __half2float(static_cast<const __half*>(p.q)[at + lane + 32 * i]);
+    q[i] = p.q_element == Element::kF32
+               ? static_cast<const float*>(p.q)[at + lane + 32 * i]
+               : __half2float(static_cast<const __half*>(p.q)[at + lane + 32 * i]);
     sum[i] = 0.0f;
   }
   const int visible = p.context_lens[sequence] - query_len + query + 1;

@@ -44,7 +44,7 @@ class Runner : public ModelRunner {
     absl::Status mirrored;
     const auto on_layer = [&](int layer) {
       if (observer == nullptr || !mirrored.ok()) return;
-      mirrored = MirrorAppended(layer);
+      if (observer->reads_kv_pool()) mirrored = MirrorAppended(layer);
       if (mirrored.ok()) observer->OnLayerDone(layer);
     };
     model::ForwardTimings forward_timings;

@@ -52,6 +52,8 @@ class LayerObserver {
   // Keys and values of `layer` for all tokens of the step are in the pool, visible to other threads
   // and processes.
   virtual void OnLayerDone(int layer) = 0;
+  // Whether it looks at kv_pool() then: if not, a mirror is not kept up to date.
+  virtual bool reads_kv_pool() const { return true; }
 };
 
 struct StepTimings {

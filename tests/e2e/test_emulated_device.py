@@ -1,5 +1,8 @@
 """The CUDA backend inside real workers, where there is no GPU: its host code and kernels run on the emulated device of tests/simt,
 whose memory the host cannot touch and whose streams run as late as they may. What it says must be what the cpu backend says."""
+import pathlib
+import subprocess
+
 import pytest
 
 import harness
@@ -78,3 +81,11 @@ def test_workers_say_which_device_they_compute_on(emulated):
     service = emulated(MODELS / "chain")
     for worker in service.workers:
         assert "cuda emulated" in worker.log()
+
+
+@pytest.mark.skipif(bool(list(pathlib.Path("/dev").glob("nvidia[0-9]*"))), reason="there is a GPU")
+def test_without_a_gpu_the_real_backend_says_so(tmp_path):
+    run = subprocess.run([harness.BIN / "baton-decode", f"--model={MODELS / 'chain'}", "--device=cuda", "--listen=127.0.0.1:0",
+                          "--http-port=0", f"--port-file={tmp_path / 'ports.json'}"], capture_output=True, text=True, timeout=60)
+    assert run.returncode > 0, "a refusal, not a crash"
+    assert "cuda: no device to compute on" in run.stdout + run.stderr

@@ -11,7 +11,6 @@
 #include "engine/ops/backend.h"
 #include "engine/runtime/model_runner.h"
 #include "gtest/gtest.h"
-#include "tests/simt/device_memory.h"
 #include "tests/simt/fake_cudart.h"
 #include "tests/simt/simt.h"
 
@@ -152,34 +151,6 @@ TEST(BackendModels, BlocksAreCopiedOnTheDevice) {
   (*runner)->CopyBlock(3, 8);
   const std::vector<float> original = run({6}, 5, 3), copy = run({6}, 5, 8);
   EXPECT_EQ(original, copy);
-}
-
-TEST(BackendErrors, SayWhatIsMissing) {
-  GetRuntimeConfig().num_devices = 0;
-  auto backend = ops::CreateBackend("cuda", ops::WeightDtype::kBf16, {});
-  EXPECT_EQ(backend.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_NE(std::string(backend.status().message()).find("no device"), std::string::npos);
-  GetRuntimeConfig() = RuntimeConfig();
-  EXPECT_EQ(ops::CreateBackend("cuda", ops::WeightDtype::kInt8, {}).status().code(),
-            absl::StatusCode::kInvalidArgument);
-  GetRuntimeConfig().total_bytes = 1 << 20;
-  EXPECT_EQ(ops::CreateBackend("cuda", ops::WeightDtype::kBf16, {}).status().code(),
-            absl::StatusCode::kResourceExhausted);
-  GetRuntimeConfig() = RuntimeConfig();
-  backend = ops::CreateBackend("cuda", ops::WeightDtype::kBf16, {});
-  ASSERT_TRUE(backend.ok()) << backend.status();
-  EXPECT_EQ((*backend)->NewPool(4096, true).status().code(), absl::StatusCode::kFailedPrecondition);
-}
-
-TEST(BackendErrors, NothingIsLeftOnTheDevice) {
-  const size_t before = DeviceMemory::Get().bytes_in_use();
-  {
-    const auto runner = ModelRunner::Create(Options({"tiny-qwen3", "bf16", "fp8"}, "cuda"));
-    ASSERT_TRUE(runner.ok()) << runner.status();
-    RunModel(runner->get());
-    EXPECT_GT(DeviceMemory::Get().bytes_in_use(), before);
-  }
-  EXPECT_EQ(DeviceMemory::Get().bytes_in_use(), before);
 }
 
 }  // namespace

@@ -204,13 +204,19 @@ __device__ __forceinline__ void AttendSplit(const PagedAttentionParams& p,
   const float score_factor =
       p.softmax_scale * kLog2E * (kDynamic ? 1.0f : __ldg(p.cache.scales + w.kv_head));
   const int least_visible = Visible(w, 0);
+  // The next group is on its way while this one is computed, where there are registers for both.
+  constexpr bool kAhead = !(kDynamic && kTiles > 1);
   TokenBytes<kDim> bytes, next;
   int first = w.begin + warp * kGroup;
-  if (first < w.end) LoadTokens<kDim, kDynamic>(p, w, first, &next);
+  if (kAhead && first < w.end) LoadTokens<kDim, kDynamic>(p, w, first, &next);
   for (; first < w.end; first += kWarps * kGroup) {
-    bytes = next;
-    const int following = first + kWarps * kGroup;
-    if (following < w.end) LoadTokens<kDim, kDynamic>(p, w, following, &next);
+    if constexpr (kAhead) {
+      bytes = next;
+      const int following = first + kWarps * kGroup;
+      if (following < w.end) LoadTokens<kDim, kDynamic>(p, w, following, &next);
+    } else {
+      LoadTokens<kDim, kDynamic>(p, w, first, &bytes);
+    }
     const bool masked = first + kGroup > least_visible;
     if (masked) {  // a value that some row must not see must not reach it as 0 * NaN
 #pragma unroll
@@ -343,7 +349,7 @@ __device__ __forceinline__ void StoreRows(const PagedAttentionParams& p,
 }
 
 template <int kDim, int kTiles, bool kDynamic>
-__global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2)
+__global__ void __launch_bounds__(kThreads, kTiles > 1 || kDynamic ? 2 : 3)
     DecodeAttentionKernel(const __grid_constant__ DecodeAttentionParams params, int row_chunks) {
   using P = Partial<kDim, kTiles>;
   BATON_DYNAMIC_SHARED(float, parts);  // [kWarps][kFloats]; the queries before that

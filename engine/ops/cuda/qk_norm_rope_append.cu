@@ -6,9 +6,9 @@
 namespace baton::ops::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-// 132 SMs times the four blocks that fit one: more blocks than that take turns in a loop.
-constexpr int kMaxBlocks = 132 * 4;
+constexpr int kThreads = 256, kBlocksPerSm = 4;
+// For the 132 SMs of an H200; more work than that takes turns in a loop.
+constexpr int kMaxBlocks = 132 * kBlocksPerSm;
 
 // A lane's share of a head: dims 8j .. 8j + 7 and the same above D / 2, so that both members of
 // each rotated pair (i, i + D / 2) are in one lane.
@@ -104,7 +104,7 @@ __device__ __forceinline__ void StoreQuery(
 // D / 16 lanes per (token, head), heads of a token side by side: with D = 128 a warp has four
 // heads, and as a rule all of one kind.
 template <typename In, int kHeadDim>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     QkNormRopeAppendKernel(const __grid_constant__ QkNormRopeAppendParams p) {
   constexpr int kLanes = kHeadDim / 16, kHalf = kHeadDim / 2, kHeads = kThreads / kLanes;
   const int num_kv_heads = p.cache.num_kv_heads;

@@ -219,8 +219,12 @@ void DecodeLoop::HandleLanded(Call* call, const ReceiverEvent& event) {
   metrics_.exposed.Observe(absl::ToDoubleSeconds(event.exposed));
   metrics_.prompt_cached.Increment(call->prompt->num_cached);
   metrics_.prompt_transferred.Increment(call->prompt->num_tokens() - call->prompt->num_cached);
+  const absl::Status landed =
+      runner_.BlocksLanded(absl::MakeConstSpan(reservations_->blocks(event.reservation_id))
+                               .subspan(call->prompt->num_cached / kv::kBlockTokens));
   reservations_->Land(event.reservation_id, &*call->prompt);
   call->reservation.reset();
+  if (!landed.ok()) return End(call, Annotate(landed, "kv to the device"));
   call->done.set_kv_bytes(event.bytes);
   call->done.set_handover_exposed_s(absl::ToDoubleSeconds(event.exposed));
   call->running_since = call->times.first_step = call->times.first_token = clock_.Now();

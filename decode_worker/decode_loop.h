@@ -109,6 +109,7 @@ class DecodeLoop : private runtime::LayerObserver {
   };
 
   void OnLayerDone(int layer) override;
+  bool reads_kv_pool() const override { return false; }
 
   void HandleOpen(std::unique_ptr<Call> call);
   void Reserve(Call* call);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -57,6 +58,8 @@ class LayerObserver {
   // Keys and values of `layer` for all tokens of the step are in the pool, visible to other threads
   // and processes.
   virtual void OnLayerDone(int layer) = 0;
+  // Whether it looks at kv_pool() then: if not, a mirror is not kept up to date.
+  virtual bool reads_kv_pool() const { return true; }
 };
 
 struct StepTimings {
@@ -84,8 +87,17 @@ class ModelRunner {
   virtual const model::ModelConfig& config() const = 0;
   virtual const model::Checkpoint& checkpoint() const = 0;
   virtual const kv::KvLayout& layout() const = 0;
-  // The KV pool: layout().pool_bytes() bytes.
+  // The KV pool: layout().pool_bytes() bytes. Where the backend computes on a device and the pool
+  // was asked to be shared, this is a mirror on the host: it holds what steps with an observer have
+  // appended, layer by layer as they say so, and what a hand-over writes into it counts once
+  // BlocksLanded has been called.
   virtual base::Buffer& kv_pool() = 0;
+  // What steps read and write: on the device where the backend computes there, else kv_pool().
+  virtual uint8_t* computed_pool() { return kv_pool().data(); }
+  // Another process has written these blocks, all layers, into kv_pool().
+  virtual absl::Status BlocksLanded(absl::Span<const kv::BlockId> blocks) {
+    return absl::OkStatus();
+  }
   virtual int max_model_len() const = 0;
   virtual ops::WeightDtype weight_dtype() const = 0;
   // SHA-256 over all fixed scales ("" for formats without).
@@ -98,7 +110,7 @@ class ModelRunner {
   // block.
   virtual void CopyBlock(kv::BlockId from, kv::BlockId to) = 0;
   // A block of all layers, layer after layer, to or from host memory of layout().block_bytes() *
-  // num_layers. These are for pools that the host can address.
+  // num_layers.
   virtual void ReadBlock(kv::BlockId block, uint8_t* out);
   virtual void WriteBlock(kv::BlockId block, const uint8_t* in);
 };

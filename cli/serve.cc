@@ -61,6 +61,7 @@ ABSL_FLAG(absl::Duration,
 #define BATON_PASSED_ON(name, help) \
   ABSL_FLAG(absl::optional<std::string>, name, absl::nullopt, help)
 BATON_PASSED_ON(device, "auto, cpu, cuda or ref: where workers compute.");
+BATON_PASSED_ON(verify_weights, "true: workers compare every byte of the weights.");
 BATON_PASSED_ON(weight_dtype, "auto, f32, bf16, int8 or q4: what weights compute in.");
 BATON_PASSED_ON(kv_dtype, "auto, fp8, fp8_dynamic, bf16 or f32: format of the KV cache.");
 BATON_PASSED_ON(kv_cache_bytes, "Size of each worker's KV pool.");
@@ -85,6 +86,7 @@ using OptionalFlag = std::pair<const char*, const absl::Flag<absl::optional<std:
 const std::vector<OptionalFlag>& WorkerFlags() {
   static const auto* const flags =
       new std::vector<OptionalFlag>{{"device", &FLAGS_device},
+                                    {"verify-weights", &FLAGS_verify_weights},
                                     {"weight-dtype", &FLAGS_weight_dtype},
                                     {"kv-dtype", &FLAGS_kv_dtype},
                                     {"kv-cache-bytes", &FLAGS_kv_cache_bytes},

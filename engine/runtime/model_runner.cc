@@ -20,7 +20,8 @@ namespace {
 class Runner : public ModelRunner {
  public:
   absl::Status Init(const ModelRunnerOptions& options) {
-    BATON_ASSIGN_OR_RETURN(checkpoint_, model::Checkpoint::Open(options.model_path));
+    BATON_ASSIGN_OR_RETURN(checkpoint_,
+                           model::Checkpoint::Open(options.model_path, options.verify_weights));
     BATON_RETURN_IF_ERROR(ResolveOptions(options));
     BATON_RETURN_IF_ERROR(LoadModel(options));
     BATON_RETURN_IF_ERROR(AllocateMemory(options));

@@ -22,6 +22,7 @@ class ModelRunner;
 
 struct ModelRunnerOptions {
   std::string model_path;
+  bool verify_weights = false;        // the fingerprint covers every byte of the model
   std::string backend = "cpu";        // ref, cpu, cuda
   std::string weight_dtype = "auto";  // auto, f32, bf16, int8, q4
   std::string kv_dtype = "auto";      // auto, fp8, fp8_dynamic, bf16, f32

@@ -207,7 +207,8 @@ def test_concurrent_requests_give_their_solo_ids(tiny):
 
 
 # Case 11.4: one test a field that a flag can make differ.
-@pytest.mark.parametrize("field, flag", [("kv_dtype", "--kv-dtype=bf16"), ("weight_dtype", "--weight-dtype=int8")])
+@pytest.mark.parametrize("field, flag", [("kv_dtype", "--kv-dtype=bf16"), ("weight_dtype", "--weight-dtype=int8"),
+                                         ("model", "--verify-weights")])
 def test_pairs_that_differ_are_refused_by_name(field, flag):
     with harness.Service(MODELS / "tiny-qwen3", decode_flags=(flag,), wait=False) as service:
         request = service.request("hello", sampling={"max_tokens": 8})

@@ -116,6 +116,10 @@ def test_kv_is_really_handed_over_and_known_blocks_are_not_sent_again(tiny):
     assert first.timings.kv_bytes % (first.timings.kv_bytes // 300) == 0
     assert again.timings.kv_bytes * 300 == first.timings.kv_bytes * 44
     assert again.usage.cached_prompt_tokens == 256
+    # Both sides know how long it took.
+    for worker, direction in ((tiny.prefill[0], "send"), (tiny.decode[0], "recv")):
+        assert worker.metric("baton_kv_transfer_duration_seconds_count", transport="shm", direction=direction) >= 2
+        assert worker.metric("baton_kv_transfer_duration_seconds_sum", transport="shm", direction=direction) > 0
 
 
 # Case 11.5

@@ -297,6 +297,7 @@ void DecodeLoop::PublishLoad() {
       static_cast<double>(cache.hit_tokens() - std::exchange(counted_hits_, cache.hit_tokens())));
   metrics_.preemptions.Increment(static_cast<double>(
       scheduler_.preemptions() - std::exchange(counted_preemptions_, scheduler_.preemptions())));
+  metrics_.CountSaturated(runner_.saturated_samples(), &counted_saturated_);
   base::MutexLock lock(&load_mutex_);
   load_ = std::move(load);
 }

@@ -171,6 +171,7 @@ class DecodeLoop : private runtime::LayerObserver {
   absl::Duration last_step_end_;  // zero: there was nothing to do since
   absl::flat_hash_map<CallId, std::unique_ptr<Call>> calls_;
   uint64_t counted_queries_ = 0, counted_hits_ = 0;
+  std::array<uint64_t, 2> counted_saturated_ = {0, 0};
   int64_t counted_preemptions_ = 0;
 
   mutable base::Mutex load_mutex_;

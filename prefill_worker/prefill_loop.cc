@@ -268,6 +268,7 @@ void PrefillLoop::PublishLoad() {
       cache.query_tokens() - std::exchange(counted_queries_, cache.query_tokens())));
   metrics_.cache_hits.Increment(
       static_cast<double>(cache.hit_tokens() - std::exchange(counted_hits_, cache.hit_tokens())));
+  metrics_.CountSaturated(runner_.saturated_samples(), &counted_saturated_);
   base::MutexLock lock(&load_mutex_);
   load_ = std::move(load);
 }

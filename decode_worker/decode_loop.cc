@@ -205,6 +205,7 @@ void DecodeLoop::HandleLanded(Call* call, const ReceiverEvent& event) {
   reservations_->Land(event.reservation_id, &*call->prompt);
   call->reservation.reset();
   call->done.set_kv_bytes(event.bytes);
+  call->done.set_kv_transport(event.transport);
   call->done.set_handover_exposed_s(absl::ToDoubleSeconds(event.exposed));
   call->running_since = call->times.first_step = call->times.first_token = clock_.Now();
   if (event.first_tokens.size() != call->choices.size()) {

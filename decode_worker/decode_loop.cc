@@ -226,6 +226,7 @@ void DecodeLoop::HandleLanded(Call* call, const ReceiverEvent& event) {
   call->reservation.reset();
   if (!landed.ok()) return End(call, Annotate(landed, "kv to the device"));
   call->done.set_kv_bytes(event.bytes);
+  call->done.set_kv_transport(event.transport);
   call->done.set_handover_exposed_s(absl::ToDoubleSeconds(event.exposed));
   call->running_since = call->times.first_step = call->times.first_token = clock_.Now();
   if (event.first_tokens.size() != call->choices.size()) {
@@ -326,6 +327,7 @@ void DecodeLoop::PublishLoad() {
   }
   metrics_.preemptions.Increment(static_cast<double>(
       scheduler_.preemptions() - std::exchange(counted_preemptions_, scheduler_.preemptions())));
+  metrics_.CountSaturated(runner_.saturated_samples(), &counted_saturated_);
   base::MutexLock lock(&load_mutex_);
   load_ = std::move(load);
 }

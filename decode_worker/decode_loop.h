@@ -184,6 +184,7 @@ class DecodeLoop : private runtime::LayerObserver {
   absl::flat_hash_map<CallId, std::unique_ptr<Call>> calls_;
   uint64_t counted_queries_ = 0, counted_hits_ = 0, counted_evictions_ = 0;
   int64_t counted_preemptions_ = 0, counted_draft_tokens_ = 0;
+  std::array<uint64_t, 2> counted_saturated_ = {0, 0};
 
   mutable base::Mutex load_mutex_;
   worker::v1::WorkerLoad load_ ABSL_GUARDED_BY(load_mutex_);

@@ -297,6 +297,7 @@ void PrefillLoop::PublishLoad() {
       static_cast<double>(cache.hit_tokens() - std::exchange(counted_hits_, cache.hit_tokens())));
   metrics_.cache_evictions.Increment(static_cast<double>(
       cache.evictions() - std::exchange(counted_evictions_, cache.evictions())));
+  metrics_.CountSaturated(runner_.saturated_samples(), &counted_saturated_);
   base::MutexLock lock(&load_mutex_);
   load_ = std::move(load);
 }

@@ -145,6 +145,7 @@ class PrefillLoop : private runtime::LayerObserver {
   std::vector<std::unique_ptr<Call>> gone_;  // ended while a step reads them
   bool in_step_ = false;
   uint64_t counted_queries_ = 0, counted_hits_ = 0, counted_evictions_ = 0;
+  std::array<uint64_t, 2> counted_saturated_ = {0, 0};
 
   mutable base::Mutex load_mutex_;
   worker::v1::WorkerLoad load_ ABSL_GUARDED_BY(load_mutex_);

@@ -36,7 +36,10 @@ void FillTimings(const CallTimes& times, absl::Duration now, v1::Timings* out) {
   }
   out->set_handover_exposed_s(done.handover_exposed_s());
   out->set_first_decode_s(done.first_decode_s());
-  if (out->kv_bytes() == 0) out->set_kv_bytes(done.kv_bytes());
+  if (!times.prefill_done.has_value()) {  // it was late; both sides know these
+    out->set_kv_bytes(done.kv_bytes());
+    out->set_kv_transport(done.kv_transport());
+  }
   if (done.steps() > 0) {
     out->set_accept_length(static_cast<float>(done.generated_tokens()) /
                            static_cast<float>(done.steps()));

@@ -88,6 +88,7 @@ absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
   if (options.test_load_delay > absl::ZeroDuration()) absl::SleepFor(options.test_load_delay);
   runtime::ModelRunnerOptions runner_options;
   runner_options.model_path = options.model;
+  runner_options.verify_weights = options.verify_weights;
   runner_options.backend = options.device == "auto" ? "cpu" : options.device;
   runner_options.weight_dtype = options.weight_dtype;
   runner_options.kv_dtype = options.kv_dtype;

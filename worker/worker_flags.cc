@@ -10,6 +10,12 @@ ABSL_FLAG(std::string,
           model,
           WorkerOptions{}.model,
           "Model to serve: a Hugging Face directory or a GGUF file.");
+ABSL_FLAG(
+    bool,
+    verify_weights,
+    WorkerOptions{}.verify_weights,
+    "Hash every byte of the weights, so that workers pair only when all of them are equal, not "
+    "only samples of them. The same on every worker; reads the whole model at start.");
 ABSL_FLAG(std::string,
           served_model_name,
           WorkerOptions{}.served_model_name,
@@ -98,6 +104,7 @@ namespace baton::worker {
 WorkerOptions WorkerOptionsFromFlags() {
   WorkerOptions options;
   options.model = absl::GetFlag(FLAGS_model);
+  options.verify_weights = absl::GetFlag(FLAGS_verify_weights);
   options.served_model_name = absl::GetFlag(FLAGS_served_model_name);
   options.listen = absl::GetFlag(FLAGS_listen);
   options.http_port = absl::GetFlag(FLAGS_http_port);

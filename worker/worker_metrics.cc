@@ -1,6 +1,7 @@
 #include "worker/worker_metrics.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -47,6 +48,8 @@ WorkerMetrics::WorkerMetrics(base::Metrics* metrics)
       finished_length_(metrics->counter(CounterId::kRequestsFinished, "length")),
       finished_abort_(metrics->counter(CounterId::kRequestsFinished, "abort")),
       finished_error_(metrics->counter(CounterId::kRequestsFinished, "error")),
+      saturated_{metrics->counter(CounterId::kKvFp8Saturated, "k"),
+                 metrics->counter(CounterId::kKvFp8Saturated, "v")},
       e2e_(metrics->histogram(HistogramId::kE2eRequestLatency)),
       queue_(metrics->histogram(HistogramId::kRequestQueueTime)),
       prefill_(metrics->histogram(HistogramId::kRequestPrefillTime)),
@@ -172,6 +175,14 @@ void WorkerMetrics::SetLoad(const v1::WorkerLoad& load,
   quarantined_.Set(load.kv_blocks_quarantined());
   const double unused = static_cast<double>(load.kv_blocks_free()) + load.kv_blocks_cached();
   usage_.Set(load.kv_blocks_total() == 0 ? 0 : 1 - unused / load.kv_blocks_total());
+}
+
+void WorkerMetrics::CountSaturated(const std::array<uint64_t, 2>& total,
+                                   std::array<uint64_t, 2>* counted) const {
+  for (size_t side = 0; side < total.size(); ++side) {
+    saturated_[side].Increment(
+        static_cast<double>(total[side] - std::exchange((*counted)[side], total[side])));
+  }
 }
 
 void WorkerMetrics::SetTransfers(int prealloc, int inflight, int waiting_prefill) const {

@@ -1,5 +1,6 @@
 #include "engine/runtime/model_runner.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -16,11 +17,14 @@
 namespace baton::runtime {
 namespace {
 
+constexpr uint8_t kLargestFp8 = 0x7e;  // the code of base::kFp8Max
+
 // Everything a step needs, in the order it is made.
 class Runner : public ModelRunner {
  public:
   absl::Status Init(const ModelRunnerOptions& options) {
-    BATON_ASSIGN_OR_RETURN(checkpoint_, model::Checkpoint::Open(options.model_path));
+    BATON_ASSIGN_OR_RETURN(checkpoint_,
+                           model::Checkpoint::Open(options.model_path, options.verify_weights));
     BATON_RETURN_IF_ERROR(ResolveOptions(options));
     BATON_RETURN_IF_ERROR(LoadModel(options));
     BATON_RETURN_IF_ERROR(AllocateMemory(options));
@@ -52,6 +56,7 @@ class Runner : public ModelRunner {
     BATON_RETURN_IF_ERROR(mirrored);
     if (logits != nullptr)
       *logits = absl::MakeSpan(logits_data(), forward.logit_rows.size() * config().vocab);
+    SampleSaturation(sequences);
     if (timings != nullptr) *timings = {base::Clock::Real().Now() - start, forward_timings.append};
     return absl::OkStatus();
   }
@@ -71,6 +76,7 @@ class Runner : public ModelRunner {
     if (kv_owner_ != nullptr) return kv_owner_->kv_scales(layer);
     return scales_.empty() ? absl::Span<const float>() : scales_.layer(layer);
   }
+  std::array<uint64_t, 2> saturated_samples() const override { return saturated_; }
   std::string device() const override { return backend_->description(); }
 
   void CopyBlock(kv::BlockId from, kv::BlockId to) override {
@@ -206,6 +212,27 @@ class Runner : public ModelRunner {
     return absl::OkStatus();
   }
 
+  // Of each sequence the last row, in one layer a step.
+  void SampleSaturation(absl::Span<const StepSequence> sequences) {
+    if (layout_.format != kv::KvFormat::kFp8) return;
+    const int layer = sampled_layer_;
+    sampled_layer_ = (layer + 1) % layout_.num_layers;
+    for (const StepSequence& part : sequences) {
+      if (part.tokens.empty()) continue;
+      const size_t position = part.start + part.tokens.size() - 1;
+      const uint8_t* block =
+          pool_.data() + layout_.BlockOffset(layer, part.block_table[position / kv::kBlockTokens]);
+      for (int side = 0; side < 2; ++side) {
+        for (int head = 0; head < layout_.num_kv_heads; ++head) {
+          const uint8_t* row = block + layout_.RowOffset(side, head, position % kv::kBlockTokens);
+          saturated_[side] += std::count_if(row, row + layout_.head_dim, [](uint8_t code) {
+            return (code & 0x7f) == kLargestFp8;
+          });
+        }
+      }
+    }
+  }
+
   void LogReady(const ModelRunnerOptions& options) const {
     BATON_LOG(Info, "model ready weight_bytes=", weight_bytes_,
               " kv_dtype=", kv::KvFormatName(layout_.format), " requested=", options.kv_dtype,
@@ -252,6 +279,8 @@ class Runner : public ModelRunner {
   base::Buffer logits_;
   std::vector<ops::KvCacheView> layers_;
   std::unique_ptr<StepInputs> inputs_;
+  int sampled_layer_ = 0;
+  std::array<uint64_t, 2> saturated_ = {0, 0};
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 // Weights, KV memory and workspace of one worker, and the one way to advance: Step().
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -23,6 +24,7 @@ class ModelRunner;
 
 struct ModelRunnerOptions {
   std::string model_path;
+  bool verify_weights = false;        // the fingerprint covers every byte of the model
   std::string backend = "cpu";        // ref, cpu, cuda
   std::string weight_dtype = "auto";  // auto, f32, bf16, int8, q4
   std::string kv_dtype = "auto";      // auto, fp8, fp8_dynamic, bf16, f32
@@ -104,6 +106,10 @@ class ModelRunner {
   virtual std::string kv_scales_fingerprint() const = 0;
   // [2][Hkv] effective scales of one layer, K then V; empty for formats without.
   virtual absl::Span<const float> kv_scales(int layer) const { return {}; }
+  // K and V values, of a sample of the rows appended so far, that are stored as the largest number
+  // of e4m3: where scales are fixed, these are saturated or within 4 % of it. Zero in other
+  // formats.
+  virtual std::array<uint64_t, 2> saturated_samples() const { return {0, 0}; }
   // "cpu avx2 threads=2".
   virtual std::string device() const = 0;
   // Copies whole blocks within the pool, all layers: copy-on-write of a shared, partly filled

@@ -188,6 +188,7 @@ TEST_F(DecodeLoopTest, HandedOverPromptsGoOnAfterTheirFirstToken) {
     const DecodeResponse::Done done = call.sink->responses().back().done();
     EXPECT_EQ(done.generated_tokens(), 70u);
     EXPECT_EQ(done.kv_bytes(), 4096u);
+    EXPECT_EQ(done.kv_transport(), "shm");
   }
 }
 

@@ -124,6 +124,8 @@ class GenerateCallFixture : public testing::Test {
   static worker::v1::DecodeResponse DecodeDone() {
     worker::v1::DecodeResponse response;
     response.mutable_done()->set_steps(2);
+    response.mutable_done()->set_kv_bytes(640);
+    response.mutable_done()->set_kv_transport("shm");
     return response;
   }
 

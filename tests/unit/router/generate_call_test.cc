@@ -279,6 +279,10 @@ TEST_F(GenerateCallTest, FiguresOfPrefillAreNotWaitedForLong) {
   timers_.Advance(deps_.done_grace);
   EXPECT_TRUE(running.received->done());
   EXPECT_EQ(running.received->ids(), abc_);
+  // What was handed over, the decode worker knows too.
+  const v1::Timings& timings = running.received->messages.back().finished().timings();
+  EXPECT_EQ(timings.kv_transport(), "shm");
+  EXPECT_EQ(timings.kv_bytes(), 640u);
 }
 
 TEST_F(GenerateCallTest, ClientThatDoesNotReadEndsTheCall) {

@@ -92,7 +92,7 @@ int Main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const char* equals = std::strchr(argv[i], '=');
     if (std::strncmp(argv[i], "--", 2) != 0 || equals == nullptr) return 2;
-    flags[std::string(argv[i] + 2, equals)] = equals + 1;
+    flags[std::string(static_cast<const char*>(argv[i]) + 2, equals)] = equals + 1;
   }
   const auto number = [&](const char* name, int otherwise) {
     return flags.contains(name) ? std::atoi(flags[name].c_str()) : otherwise;

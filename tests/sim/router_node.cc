@@ -154,12 +154,16 @@ RouterNode::RouterNode(Env* env, Workers workers)
       store_(base::Metrics::Create(base::Role::kRouter, "hash")),
       metrics_(store_.get()),
       table_({.prefill = workers_.prefill, .decode = workers_.decode, .clock = &process_->clock()}),
-      policy_(router::MakeLeastLoadPolicy()),
+      policy_(*router::MakeRoutePolicy("prefix", {})),
       encoder_(std::make_unique<InlineEncoder>()),
-      admission_({.max_running = 6, .max_queue = 16}, &timers_, &process_->clock()) {
+      admission_({.max_running = 6, .max_queue = 16},
+                 policy_.get(),
+                 &table_,
+                 &timers_,
+                 &process_->clock()) {
+  table_.set_on_capacity([this] { admission_.Pump(); });
   deps_ = {.facts = &Facts(),
            .table = &table_,
-           .policy = policy_.get(),
            .legs = this,
            .encoder = encoder_.get(),
            .admission = &admission_,

@@ -53,7 +53,7 @@ HttpPage ErrorPage(int status, const std::string& text) {
 
 // {"prompt", "max_tokens", "temperature", "chat"}. Errors: INVALID_ARGUMENT for people.
 absl::StatusOr<v1::GenerateRequest> ParseTry(const std::string& body) {
-  BATON_ASSIGN_OR_RETURN(const base::JsonValue json, base::ParseJson(body));
+  BATON_ASSIGN_OR_RETURN(const base::JsonValue json, base::ParseJson(body, {.max_depth = 4}));
   const base::JsonValue* const prompt = json.Find("prompt");
   if (prompt == nullptr || !prompt->is_string())
     return absl::InvalidArgumentError("prompt: want a text");

@@ -140,7 +140,8 @@ int Exposer::HandleRequest(mg_connection* connection, void* self) {
     if (!ReadBody(connection, &parts.body)) {
       responder.Send({413, "text/plain; charset=utf-8", "the body is too long\n"});
     } else {
-      route->second(parts, &responder);
+      // civetweb's threads have 100 kB of stack, too little for parsers and gRPC clients.
+      std::thread([&] { route->second(parts, &responder); }).join();
     }
   } else if (page == pages.end()) {
     Send(connection, {404, "text/plain; charset=utf-8", "not found\n"}, method != "HEAD");

@@ -147,6 +147,7 @@ ENGINE = [
         Panel("Prompt tokens waiting", total("baton_queue_tokens", "role, instance", WORKER, "{{role}} {{instance}}")),
         Panel("Duration of a step", quantiles("baton_iteration_duration_seconds", "phase, role", WORKER, (0.5, 0.95), " {{role}} {{phase}}"), "s"),
         Panel("Tokens in a step", quantiles("baton_iteration_tokens", "role", WORKER, (0.5, 0.95), " {{role}}"), "suffix: tok"),
+        Panel("Between two steps", quantiles("baton_step_gap_seconds", "role", WORKER, (0.5, 0.95), " {{role}}"), "s"),
         Panel("Put back for want of blocks", rate("baton_preemptions_total", "role, instance", WORKER, "{{role}} {{instance}}"), "cps"),
     ]),
     ("KV cache", [
@@ -156,6 +157,12 @@ ENGINE = [
         Panel("Shape", (f"max by (role, instance, block_size, num_blocks, kv_dtype, block_bytes) (baton_kv_cache_info{{{WORKER}}})", ""), kind="table"),
         Panel("Append kernel, a request", quantiles("baton_kv_append_seconds", "role", WORKER, (0.5, 0.95), " {{role}}"), "s", help="Where the backend measures it."),
         Panel("Numbers out of range", [rate("baton_kv_fp8_saturated_total", "tensor, role", WORKER, "saturated {{role}} {{tensor}}"), rate("baton_nan_logits_total", "role", WORKER, "not finite {{role}}")], "cps"),
+    ]),
+    ("Speculation", [
+        Panel("Drafts accepted", (f"sum by (instance) (rate(baton_spec_decode_accepted_tokens_total{{{WORKER}}}[{RATE}])) / (sum by (instance) (rate(baton_spec_decode_draft_tokens_total{{{WORKER}}}[{RATE}])) > 0)", "{{instance}}"), "percentunit", max=1),
+        Panel("Tokens a verified step", mean("baton_spec_decode_accept_length", "instance", WORKER, "{{instance}}"), "suffix: tok"),
+        Panel("Rows verified", rate("baton_spec_decode_drafts_total", "instance", WORKER), "cps"),
+        Panel("Accepted, by place", rate("baton_spec_decode_accepted_tokens_per_pos_total", "position", WORKER), "suffix: tok/s", stack=True),
     ]),
     ("Requests", [
         Panel("Time to first token in the worker", quantiles("baton_time_to_first_token_seconds", "role", WORKER, (0.5, 0.95), " {{role}}"), "s"),

@@ -21,6 +21,7 @@
 #include "absl/synchronization/notification.h"
 #include "baton/worker/v1/cluster.grpc.pb.h"
 #include "engine/base/json.h"
+#include "engine/base/mutex.h"
 #include "engine/process/channel.h"
 #include "engine/process/status_publisher.h"
 #include "grpcpp/channel.h"

@@ -212,9 +212,11 @@ class Runner : public ModelRunner {
     return absl::OkStatus();
   }
 
-  // Of each sequence the last row, in one layer a step.
+  // Of each sequence the last row, in one layer a step. A pool that is another's is looked at by
+  // its owner, one on a device by nobody.
   void SampleSaturation(absl::Span<const StepSequence> sequences) {
     if (layout_.format != kv::KvFormat::kFp8) return;
+    if (kv_owner_ != nullptr || !backend_->pools_on_host()) return;
     const int layer = sampled_layer_;
     sampled_layer_ = (layer + 1) % layout_.num_layers;
     for (const StepSequence& part : sequences) {

@@ -51,7 +51,7 @@ TEST_F(StreamWriterTest, RefusesAboveTheLimit) {
 TEST_F(StreamWriterTest, MessagesThatWaitAreMergedUpToTheLimit) {
   auto callbacks = Callbacks();
   callbacks.merge = [](int* last, int* next) {
-    if (*next < 0) return false;  // an end stays by itself
+    if (*next < 0 || *last < 0) return false;  // an end stays by itself
     *last = *last * 10 + *next;
     return true;
   };

@@ -22,6 +22,7 @@ constexpr Command kCommands[] = {
     {"generate", RunGenerate, "one raw prompt, answer streamed"},
     {"chat", RunChat, "a conversation, answers streamed"},
     {"status", RunStatus, "workers, load, KV use and transports"},
+    {"sim", RunSim, "what a deployment would do with a trace, in virtual time"},
     {"tokenize", RunTokenize, "JSON Lines {\"text\":..} -> {\"ids\":[..]}"},
     {"render", RunRender, "JSON Lines of chat records -> {\"prompt\":..,\"ids\":..}"},
 };

@@ -6,6 +6,7 @@
 #include "decode_worker/decode_call.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "engine/process/grpc_status.h"
 #include "worker/poison.h"
 
 namespace baton::decode {
@@ -47,6 +48,8 @@ DecodeLoop::DecodeLoop(const DecodeLoopOptions& options,
       row_(runner.config().vocab) {
   parts_.reserve(options.scheduler.max_batch + options.scheduler.max_prefill_sequences);
   if (options_.test_poison_freed) worker::PoisonFreedBlocks(&memory_, &runner_);
+  memory_.cache().set_listener(
+      [this](const kv::BlockHash& hash, bool stored) { kv_events_.Add(hash, stored); });
   PublishLoad();
 }
 
@@ -193,8 +196,10 @@ void DecodeLoop::HandleReceiverEvent(const ReceiverEvent& event) {
   metrics_.OnTransferFailed(event.transport, event.status);
   reservations_->Drop(event.reservation_id);
   call->reservation.reset();
-  End(call, event.status.ok() ? absl::UnavailableError("kv transfer: ended by the peer")
-                              : Annotate(event.status, "kv transfer"));
+  End(call, process::WithErrorInfo(event.status.ok()
+                                       ? absl::UnavailableError("kv transfer: ended by the peer")
+                                       : Annotate(event.status, "kv transfer"),
+                                   process::kPeerFailed, {}));
 }
 
 void DecodeLoop::HandleLanded(Call* call, const ReceiverEvent& event) {

@@ -25,6 +25,7 @@
 #include "kvtransfer/receiver.h"
 #include "worker/call_sink.h"
 #include "worker/command_queue.h"
+#include "worker/kv_event_log.h"
 #include "worker/worker_metrics.h"
 
 namespace baton::decode {
@@ -84,6 +85,7 @@ class DecodeLoop : private runtime::LayerObserver {
   bool RunOnce(absl::Duration idle_wait);
 
   worker::v1::WorkerLoad load() const;
+  const worker::KvEventLog& kv_events() const { return kv_events_; }
   int num_calls() const { return num_calls_.load(); }
   runtime::RequestLimits limits() const { return limits_; }
   // Engine thread only.
@@ -157,6 +159,7 @@ class DecodeLoop : private runtime::LayerObserver {
   std::thread thread_;
 
   // Engine thread only.
+  worker::KvEventLog kv_events_;  // outlives memory_, which writes it
   runtime::KvMemory memory_;
   kvtransfer::Receiver* receiver_ = nullptr;
   std::unique_ptr<ReservationTable> reservations_;

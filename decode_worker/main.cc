@@ -195,6 +195,7 @@ class DecodeRole : public worker::WorkerRole {
     service_->SetLoop(loop_.get());
     return absl::OkStatus();
   }
+  const worker::KvEventLog& kv_events() const override { return loop_->kv_events(); }
   bool idle() const override { return loop_->num_calls() == 0; }
   void StopEngine() override { loop_->Stop(); }
 

@@ -76,6 +76,7 @@ class PrefillRole : public worker::WorkerRole {
     service_->SetLoop(loop_.get());
     return absl::OkStatus();
   }
+  const worker::KvEventLog& kv_events() const override { return loop_->kv_events(); }
   bool idle() const override { return loop_->num_calls() == 0; }
   void StopEngine() override {
     loop_->Stop();

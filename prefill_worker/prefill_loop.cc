@@ -5,8 +5,9 @@
 
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
-#include "worker/poison.h"
+#include "engine/process/grpc_status.h"
 #include "prefill_worker/prefill_call.h"
+#include "worker/poison.h"
 
 namespace baton::prefill {
 namespace {
@@ -39,6 +40,8 @@ PrefillLoop::PrefillLoop(const PrefillLoopOptions& options,
       shipper_(runner.layout().num_layers),
       row_(runner.config().vocab) {
   if (options_.test_poison_freed) worker::PoisonFreedBlocks(&memory_, &runner_);
+  memory_.cache().set_listener(
+      [this](const kv::BlockHash& hash, bool stored) { kv_events_.Add(hash, stored); });
   PublishLoad();
 }
 
@@ -154,7 +157,7 @@ void PrefillLoop::HandleSender(CallId id,
   Call* call = Find(id);
   if (call == nullptr || call->ended) return;
   if (!sender.ok()) {
-    End(call, Annotate(sender.status(), "peer"));
+    End(call, process::WithErrorInfo(Annotate(sender.status(), "peer"), process::kPeerFailed, {}));
     return;
   }
   kvtransfer::TransferSpec spec;
@@ -194,7 +197,9 @@ void PrefillLoop::HandleTransferDone(CallId id, const kvtransfer::TransferResult
     done->set_transport(transport);
     call->sink->Send(std::move(response));
   }
-  End(call, Annotate(result.status, "kv transfer"));
+  End(call, result.status.ok() ? absl::OkStatus()
+                               : process::WithErrorInfo(Annotate(result.status, "kv transfer"),
+                                                        process::kPeerFailed, {}));
 }
 
 void PrefillLoop::HandleCancel(CallId id, absl::Status status) {

@@ -25,6 +25,7 @@
 #include "prefill_worker/kv_shipper.h"
 #include "worker/call_sink.h"
 #include "worker/command_queue.h"
+#include "worker/kv_event_log.h"
 #include "worker/worker_metrics.h"
 
 namespace baton::prefill {
@@ -90,6 +91,7 @@ class PrefillLoop : private runtime::LayerObserver {
   bool RunOnce(absl::Duration idle_wait);
 
   worker::v1::WorkerLoad load() const;
+  const worker::KvEventLog& kv_events() const { return kv_events_; }
   // Calls not completely gone yet: with a client, or with blocks that a transfer still reads.
   int num_calls() const { return num_calls_.load(); }
   runtime::RequestLimits limits() const { return limits_; }
@@ -137,6 +139,7 @@ class PrefillLoop : private runtime::LayerObserver {
   std::thread thread_;
 
   // Engine thread only.
+  worker::KvEventLog kv_events_;  // outlives memory_, which writes it
   runtime::KvMemory memory_;
   runtime::PrefillScheduler scheduler_;
   runtime::Sampler sampler_;

@@ -11,8 +11,8 @@ double Between(const std::optional<absl::Duration>& from, const std::optional<ab
 }  // namespace
 
 void FillTimings(const CallTimes& times, absl::Duration now, v1::Timings* out) {
-  out->set_queue_s(Between(times.received, times.admitted));
-  out->set_tokenize_s(Between(times.admitted, times.encoded));
+  out->set_tokenize_s(Between(times.received, times.encoded));
+  out->set_queue_s(Between(times.encoded, times.admitted));
   out->set_prefill_s(Between(times.dispatched, times.first_computed));
   out->set_ttft_s(Between(times.received, times.first_written));
   out->set_e2e_s(Between(times.received, now));
@@ -48,6 +48,11 @@ void ObserveTimes(const CallTimes& times, const std::string& method, const Route
   v1::Timings timings;
   FillTimings(times, *times.first_written, &timings);
   metrics.TimeToFirstToken(method).Observe(timings.ttft_s());
+  if (times.num_forwarded > 0) {
+    metrics.overhead_total.Observe(absl::ToDoubleSeconds(
+        times.dispatch_overhead +
+        times.forward_overhead / static_cast<double>(times.num_forwarded)));
+  }
   metrics.Stage("queue").Observe(timings.queue_s());
   metrics.Stage("tokenize").Observe(timings.tokenize_s());
   metrics.Stage("prefill").Observe(timings.prefill_s());

@@ -2,6 +2,7 @@
 
 // The two ways an answer reaches a gRPC client. Private to router_service.cc.
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -47,6 +48,18 @@ class CallReactor : public Reactor, public std::enable_shared_from_this<Self> {
   absl::Time deadline_;
 };
 
+// Two messages of one answer as one, unless the first is its last.
+inline bool MergeDeltas(v1::GenerateResponse* last, v1::GenerateResponse* next) {
+  if (last->index() != next->index() || last->has_finished()) return false;
+  last->mutable_text()->append(next->text());
+  last->mutable_token_ids()->MergeFrom(next->token_ids());
+  for (auto& logprob : *next->mutable_logprobs()) last->add_logprobs()->Swap(&logprob);
+  last->set_completion_tokens(next->completion_tokens());
+  if (next->has_finished()) last->mutable_finished()->Swap(next->mutable_finished());
+  return true;
+}
+
+// `limit`: most tokens that wait for the client.
 class StreamReactor
     : public CallReactor<grpc::ServerWriteReactor<v1::GenerateResponse>, StreamReactor> {
  public:
@@ -54,7 +67,12 @@ class StreamReactor
       : writer_(
             {.start_write = [this](const v1::GenerateResponse* message) { StartWrite(message); },
              .finish =
-                 [this](const absl::Status& status) { Finish(process::ToGrpcStatus(status)); }},
+                 [this](const absl::Status& status) { Finish(process::ToGrpcStatus(status)); },
+             .merge = &MergeDeltas,
+             .weigh =
+                 [](const v1::GenerateResponse& message) {
+                   return std::max<size_t>(1, static_cast<size_t>(message.token_ids_size()));
+                 }},
             limit) {}
   process::StreamWriter<v1::GenerateResponse>& writer() { return writer_; }
   void OnWriteDone(bool ok) override { writer_.OnWriteDone(ok); }

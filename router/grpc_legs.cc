@@ -118,10 +118,20 @@ class GrpcDecodeLeg : public DecodeLeg {
 
 }  // namespace
 
-WorkerChannels::WorkerChannels(const std::vector<std::string>& addresses) {
-  for (const std::string& address : addresses) channels_[address] = process::MakeChannel(address);
-}
+WorkerChannels::WorkerChannels() = default;
 WorkerChannels::~WorkerChannels() = default;
+
+std::shared_ptr<grpc::Channel> WorkerChannels::of(const std::string& address) const {
+  base::MutexLock lock(&mutex_);
+  std::shared_ptr<grpc::Channel>& channel = channels_[address];
+  if (channel == nullptr) channel = process::MakeChannel(address);
+  return channel;
+}
+
+void WorkerChannels::Forget(const std::string& address) {
+  base::MutexLock lock(&mutex_);
+  channels_.erase(address);
+}
 
 std::unique_ptr<PrefillLeg> GrpcLegFactory::OpenPrefill(const std::string& address,
                                                         worker::v1::PrefillRequest::Open open,

@@ -22,6 +22,7 @@ namespace {
 
 constexpr char kRequestIdKey[] = "x-request-id";
 constexpr char kRequestLabelKey[] = "x-request-label";
+constexpr char kFairnessKey[] = "x-llm-d-inference-fairness-id";  // who shares fairly with whom
 constexpr size_t kMaxEchoBytes = 256;
 // Longest text that Tokenize takes. It is encoded within seconds, off gRPC's threads.
 constexpr size_t kMaxTokenizeBytes = size_t{4} << 20;
@@ -58,7 +59,26 @@ void EchoNames(grpc::CallbackServerContext* context,
   if (IsEchoable(label)) context->AddInitialMetadata(kRequestLabelKey, label);
 }
 
+// Without a name of its own a client is told from others by the salt of its prefix cache.
+std::string TenantOf(const grpc::CallbackServerContext& context, const v1::GenerateRequest& request) {
+  const auto found = context.client_metadata().find(kFairnessKey);
+  if (found == context.client_metadata().end()) return request.cache_salt();
+  return std::string(found->second.data(), std::min(found->second.size(), kMaxEchoBytes));
+}
+
 std::string StateName(WorkerHealth health) { return std::string(WorkerHealthName(health)); }
+
+const char* BreakerName(BreakerState state) {
+  switch (state) {
+    case BreakerState::kClosed:
+      return "closed";
+    case BreakerState::kHalfOpen:
+      return "half_open";
+    case BreakerState::kOpen:
+      return "open";
+  }
+  return "closed";
+}
 
 void CopyWorker(const WorkerTable::Row& row, v1::GetStatusResponse::Worker* out) {
   const worker::v1::WorkerStatus& status = row.status;
@@ -77,6 +97,18 @@ void CopyWorker(const WorkerTable::Row& row, v1::GetStatusResponse::Worker* out)
   out->set_weight_dtype(status.fingerprint().weight_dtype());
   out->set_device(status.device());
   out->set_incarnation(absl::BytesToHexString(status.incarnation()));
+  out->set_breaker(BreakerName(row.breaker));
+  out->set_requests_sent(row.requests_sent);
+  out->set_predicted_wait_s(row.wait_s);
+  if (row.ttft.num_samples() > 0) {
+    const TtftCoefficients& ttft = row.ttft.coefficients();
+    out->set_ttft_base_s(ttft.base_s);
+    out->set_ttft_per_token_s(ttft.per_token_s);
+    out->set_ttft_per_token2_s(ttft.per_token2_s);
+    out->set_ttft_samples(row.ttft.num_samples());
+    out->set_ttft_error_s(row.ttft.mean_abs_error_s());
+  }
+  out->set_prefix_blocks(row.blocks_known);
   for (const worker::v1::WorkerStatus::Peer& peer : status.peers()) {
     v1::GetStatusResponse::Peer* copy = out->add_peers();
     copy->set_address(peer.address());
@@ -93,7 +125,7 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
       grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override {
-    auto reactor = std::make_shared<StreamReactor>(options_.client_buffer_messages);
+    auto reactor = std::make_shared<StreamReactor>(options_.client_buffer_tokens);
     const std::string id = NewRequestId();
     StartCall(context, *request, "generate", id, reactor.get(),
               std::make_unique<StreamSink>(reactor));
@@ -238,6 +270,7 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
     call_request.request = std::make_shared<const v1::GenerateRequest>(request);
     call_request.request_id = id;
     call_request.method = std::move(method);
+    call_request.tenant = TenantOf(*context, request);
     call_request.received = options_.deps.clock->Now();
     call_request.deadline = call_request.received + budget;
     auto call =

@@ -22,6 +22,7 @@ runtime::SamplingParams ParamsFromProto(const v1::Sampling& sampling) {
   params.max_tokens = sampling.max_tokens();
   params.logprobs = sampling.logprobs();
   params.n = sampling.n();
+  params.first_choice = sampling.first_choice();
   return params;
 }
 

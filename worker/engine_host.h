@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "baton/worker/v1/common.pb.h"
+#include "engine/process/fingerprint.h"
 #include "engine/runtime/model_runner.h"
 #include "engine/text/tokenizer.h"
 #include "worker/worker_options.h"
@@ -21,7 +22,7 @@ struct EngineHost {
   std::string incarnation;  // 16 random bytes, new at every start
 
   // Names model, precision and tokenizer: the root of block hashes.
-  std::string ModelKey() const { return fingerprint.SerializeAsString(); }
+  std::string ModelKey() const { return process::FingerprintKey(fingerprint); }
 };
 
 // Loads the model and computes one chunk with it, so that the first request finds everything warm.

@@ -41,6 +41,12 @@ const Buckets& ItlBuckets() {
       .075,  .1,   .15,  .2,   .3,   .4,   .5,   .75,  1,   2.5,   5,    7.5, 10,   20,  40,  80};
   return *kBuckets;
 }
+const Buckets& OverheadBuckets() {
+  static const auto* const kBuckets =
+      new Buckets{1e-5,    2e-5,   3e-5,   5e-5, .000075, .0001, .00015, .0002,
+                  .0003,   .0005,  .00075, .001, .002,    .005,  .01,    .05};
+  return *kBuckets;
+}
 const Buckets& PhaseBuckets() {
   static const auto* const kBuckets =
       new Buckets{.001, .005, .01, .02, .04, .08, .16, .3, .5,  .8,  1,   1.5, 2,    2.5,
@@ -84,6 +90,7 @@ struct MetricDef {
   const Buckets& (*buckets)();
 };
 
+constexpr auto kOverhead = &OverheadBuckets;
 constexpr auto kTtft = &TtftBuckets;
 constexpr auto kItl = &ItlBuckets;
 constexpr auto kPhase = &PhaseBuckets;

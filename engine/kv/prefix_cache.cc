@@ -93,6 +93,7 @@ void PrefixCache::Add(absl::Span<const uint32_t> block_tokens,
   entry.unused_since = 0;
   by_hash_[hash] = block;
   ++num_entries_;
+  if (listener_) listener_(hash, /*stored=*/true);
   if (parent == kNone) return;
 
   Entry& above = entries_[parent];
@@ -123,6 +124,7 @@ void PrefixCache::Remove(BlockId block) {
   }
   entry.present = false;
   --num_entries_;
+  if (listener_) listener_(entry.hash, /*stored=*/false);
   pool_->Unhold(block);
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -30,6 +31,9 @@ class PrefixCache : public BlockPool::Holder {
  public:
   // Becomes the holder of `pool`, which outlives it.
   explicit PrefixCache(BlockPool* pool);
+  // Told of every block that becomes findable, or no longer is. Must not call back.
+  using Listener = std::function<void(const BlockHash& hash, bool stored)>;
+  void set_listener(Listener listener) { listener_ = std::move(listener); }
   ~PrefixCache() override;
 
   // The longest run of cached blocks from block 0 that equals the beginning of `tokens`, at most
@@ -106,6 +110,7 @@ class PrefixCache : public BlockPool::Holder {
   }
 
   BlockPool* pool_;
+  Listener listener_;
   std::vector<Entry> entries_;  // by block id
   absl::flat_hash_map<BlockHash, BlockId> by_hash_;
   EvictionOrder unused_leaves_;

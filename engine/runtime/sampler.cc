@@ -328,7 +328,7 @@ uint32_t Sampler::Draw(const SamplingParams& params,
   const double per_logit = 1.0 / params.temperature;
   const double limit =
       params.min_p > 0 ? std::log(double{params.min_p}) : -std::numeric_limits<double>::infinity();
-  const uint64_t stream_key = StreamKey(params.seed, choice, position);
+  const uint64_t stream_key = StreamKey(params.seed, params.first_choice + choice, position);
   double best_score = -std::numeric_limits<double>::infinity();
   uint32_t winner = 0;
   for (const auto& [logit, id] : candidates_) {

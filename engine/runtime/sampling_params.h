@@ -25,6 +25,8 @@ struct SamplingParams {
   uint32_t max_tokens = 1;
   int32_t logprobs = -1;                   // -1: none; else number of alternatives
   uint32_t n = 1;
+  // Number of the first of them, for the noise: a choice that is resumed by itself keeps its own.
+  uint32_t first_choice = 0;
 };
 
 // Dividing logits by less than this overflows float; such a temperature is greedy.

@@ -185,6 +185,42 @@ TEST_F(ServerProcessTest, HealthWatchSeesEachChange) {
   }
 }
 
+// Events of the prefix cache: all of them at once, then what changes; the status goes its own way.
+TEST_F(ServerProcessTest, KvEventsReachWatchersInOrder) {
+  base::Mutex mutex;
+  uint64_t last = 1;  // the newest event; guarded by mutex
+  publisher_.SetKvEvents([&](uint64_t* cursor, worker::v1::KvEvents* out) {
+    base::MutexLock lock(&mutex);
+    if (*cursor == last) return false;
+    out->Clear();
+    out->set_reset(*cursor == 0);
+    out->add_stored(last);
+    *cursor = last;
+    return true;
+  });
+  Start();
+  auto stub = worker::v1::Cluster::NewStub(Client(*server_).channel());
+  grpc::ClientContext context;
+  auto reader = stub->WatchKvEvents(&context, worker::v1::WatchKvEventsRequest());
+  worker::v1::KvEvents events;
+  ASSERT_TRUE(reader->Read(&events));
+  EXPECT_TRUE(events.reset());
+  EXPECT_EQ(events.stored(0), 1u);
+  for (uint64_t next = 2; next < 5; ++next) {
+    {
+      base::MutexLock lock(&mutex);
+      last = next;
+    }
+    ASSERT_TRUE(reader->Read(&events));
+    EXPECT_FALSE(events.reset());
+    EXPECT_EQ(events.stored(0), next);
+  }
+  context.TryCancel();
+  while (reader->Read(&events)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
 TEST_F(ServerProcessTest, HttpPortServesItsPages) {
   Start();
   const int port = server_->http_port();

@@ -1,4 +1,5 @@
-// `baton sim`: what a deployment would do with a trace, in virtual time, with the router's own policy.
+// `baton sim`: what a deployment would do with a trace, in virtual time, with the router's own
+// policy.
 
 #include <cstdio>
 #include <fstream>
@@ -46,10 +47,7 @@ ABSL_FLAG(int32_t,
           local_prefill_tokens,
           SimOptions{}.policy_options.local_prefill_tokens,
           "As of the router.");
-ABSL_FLAG(int32_t,
-          prefill_queue_tokens,
-          SimOptions{}.prefill_queue_tokens,
-          "As of the router.");
+ABSL_FLAG(int32_t, prefill_queue_tokens, SimOptions{}.prefill_queue_tokens, "As of the router.");
 ABSL_FLAG(int32_t,
           long_prompt_tokens,
           SimOptions{}.admission.long_prompt_tokens,
@@ -58,7 +56,10 @@ ABSL_FLAG(int32_t, max_concurrent, SimOptions{}.admission.max_running, "As of th
 ABSL_FLAG(int32_t, max_queue, SimOptions{}.admission.max_queue, "As of the router.");
 ABSL_FLAG(bool, refuse_late, SimOptions{}.admission.refuse_late, "As of the router.");
 ABSL_FLAG(double, deadline_s, SimOptions{}.deadline_s, "Of each request, after its arrival.");
-ABSL_FLAG(double, slo_ttft_s, SimOptions{}.slo_ttft_s, "A good request's first token comes by then.");
+ABSL_FLAG(double,
+          slo_ttft_s,
+          SimOptions{}.slo_ttft_s,
+          "A good request's first token comes by then.");
 ABSL_FLAG(double,
           slo_tpot_s,
           SimOptions{}.slo_tpot_s,
@@ -128,8 +129,8 @@ absl::StatusOr<WorkerSpeed> SpeedFromFlags() {
   out.accept_length = absl::GetFlag(FLAGS_accept_length);
   if (!(out.accept_length >= 1 && out.accept_length <= 64))
     return absl::InvalidArgumentError("--accept-length: want 1 to 64");
-  BATON_ASSIGN_OR_RETURN(out.chunk_tokens,
-                         AtLeastOne("prefill-chunk-tokens", absl::GetFlag(FLAGS_prefill_chunk_tokens)));
+  BATON_ASSIGN_OR_RETURN(out.chunk_tokens, AtLeastOne("prefill-chunk-tokens",
+                                                      absl::GetFlag(FLAGS_prefill_chunk_tokens)));
   if (out.chunk_tokens < kSimBlockTokens)
     return absl::InvalidArgumentError(
         absl::StrCat("--prefill-chunk-tokens: want ", kSimBlockTokens, " or more"));
@@ -149,7 +150,8 @@ absl::StatusOr<SimOptions> OptionsFromFlags() {
   out.prefill = absl::GetFlag(FLAGS_prefill_workers);
   out.decode = absl::GetFlag(FLAGS_decode_workers);
   out.policy = absl::GetFlag(FLAGS_policy);
-  if (absl::GetFlag(FLAGS_local_prefill_tokens) < 0 || absl::GetFlag(FLAGS_prefill_queue_tokens) < 0)
+  if (absl::GetFlag(FLAGS_local_prefill_tokens) < 0 ||
+      absl::GetFlag(FLAGS_prefill_queue_tokens) < 0)
     return absl::InvalidArgumentError(
         "--local-prefill-tokens, --prefill-queue-tokens: want 0 or more");
   out.policy_options.local_prefill_tokens =
@@ -190,11 +192,12 @@ void PrintTable(const SplitResult& split, bool searched) {
               static_cast<unsigned long>(r.good));
   std::printf("goodput %.3f requests/s  output %.1f tokens/s  over %.1f s\n", r.goodput,
               static_cast<double>(r.output_tokens) / r.duration_s, r.duration_s);
-  std::printf("prefix hits %.1f %%  prefill busy %.1f %%  decode busy %.1f %%  computed by decode %lu"
-              "  refused by workers %lu  prediction off by %.4f s\n",
-              100 * r.prefix_hit_ratio, 100 * r.prefill_busy, 100 * r.decode_busy,
-              static_cast<unsigned long>(r.local_prefills),
-              static_cast<unsigned long>(r.refused_by_workers), r.prediction_error_s);
+  std::printf(
+      "prefix hits %.1f %%  prefill busy %.1f %%  decode busy %.1f %%  computed by decode %lu"
+      "  refused by workers %lu  prediction off by %.4f s\n",
+      100 * r.prefix_hit_ratio, 100 * r.prefill_busy, 100 * r.decode_busy,
+      static_cast<unsigned long>(r.local_prefills),
+      static_cast<unsigned long>(r.refused_by_workers), r.prediction_error_s);
   std::printf("%-8s %9s %9s %9s %9s %9s\n", "seconds", "mean", "p50", "p90", "p95", "p99");
   std::printf("%-8s %s\n", "TTFT", Percentiles(r.ttft).c_str());
   std::printf("%-8s %s\n", "ITL", Percentiles(r.itl).c_str());

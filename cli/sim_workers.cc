@@ -101,7 +101,7 @@ double SimWorker::PlanPrompts() {
     if (i >= num_admitted_) {
       if (!held_.contains(&prompt) && !Reserve(prompts_[i])) break;
       prompt.cached_tokens =
-          std::min(cache_.Match(prompt.keys) , (prompt.prompt_tokens - 1) / kSimBlockTokens) *
+          std::min(cache_.Match(prompt.keys), (prompt.prompt_tokens - 1) / kSimBlockTokens) *
           kSimBlockTokens;
       prompt.computed_tokens = prompt.cached_tokens;
       prompt.first_step_s = absl::ToDoubleSeconds(clock_->Now());
@@ -113,8 +113,8 @@ double SimWorker::PlanPrompts() {
     if (tokens == 0) break;
     const double before = prompt.computed_tokens;
     const double after = before + tokens;
-    seconds += speed_.prefill_token_s * tokens +
-               speed_.prefill_pair_s * (after * after - before * before);
+    seconds +=
+        speed_.prefill_token_s * tokens + speed_.prefill_pair_s * (after * after - before * before);
     chunks_.emplace_back(prompts_[i], tokens);
     budget -= tokens;
   }
@@ -189,7 +189,8 @@ worker::v1::WorkerStatus SimWorker::Status() const {
   status.mutable_fingerprint()->set_kv_dtype("fp8");
   worker::v1::WorkerLoad* load = status.mutable_load();
   uint64_t queue_tokens = 0;
-  for (const auto& prompt : prompts_) queue_tokens += prompt->prompt_tokens - prompt->computed_tokens;
+  for (const auto& prompt : prompts_)
+    queue_tokens += prompt->prompt_tokens - prompt->computed_tokens;
   load->set_requests_running(static_cast<uint32_t>(generating_.size() + num_admitted_));
   load->set_requests_waiting(static_cast<uint32_t>(prompts_.size() - num_admitted_));
   load->set_queue_tokens(queue_tokens);

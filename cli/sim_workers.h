@@ -71,7 +71,7 @@ struct SimSequence {
   uint32_t computed_tokens = 0;
   uint32_t output_tokens = 1;  // wanted
   double generated = 0;
-  std::vector<router::BlockKey> keys;       // of the prompt, then of the answer
+  std::vector<router::BlockKey> keys;  // of the prompt, then of the answer
   uint32_t num_prompt_keys = 0;
   double first_step_s = -1;
   std::function<void()> on_computed;        // prompt: first token; compute_s()
@@ -86,7 +86,10 @@ struct SimSequence {
 // tokens allow; a batch that generates beside them. Thread-compatible.
 class SimWorker {
  public:
-  SimWorker(std::string address, router::WorkerRole role, const WorkerSpeed& speed, SimClock* clock);
+  SimWorker(std::string address,
+            router::WorkerRole role,
+            const WorkerSpeed& speed,
+            SimClock* clock);
 
   const std::string& address() const { return address_; }
   // A prompt to be computed here. Prompts that do not fit in the free blocks wait for some.
@@ -119,11 +122,11 @@ class SimWorker {
   bool running_ = false;
   double busy_s_ = 0;
   uint32_t used_blocks_ = 0;
-  std::deque<std::shared_ptr<SimSequence>> prompts_;     // the first num_admitted_ have blocks
+  std::deque<std::shared_ptr<SimSequence>> prompts_;  // the first num_admitted_ have blocks
   size_t num_admitted_ = 0;
   std::vector<std::pair<std::shared_ptr<SimSequence>, uint32_t>> chunks_;  // of this step
-  std::deque<std::shared_ptr<SimSequence>> generating_;  // by age; above max_batch they wait
-  std::vector<std::shared_ptr<SimSequence>> batch_;      // of this step
+  std::deque<std::shared_ptr<SimSequence>> generating_;     // by age; above max_batch they wait
+  std::vector<std::shared_ptr<SimSequence>> batch_;         // of this step
   absl::flat_hash_map<const SimSequence*, uint32_t> held_;  // blocks of each
 };
 

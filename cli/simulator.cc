@@ -153,8 +153,8 @@ class World {
     wanted.keys.assign(call->keys.begin(), call->keys.begin() + call->num_prompt_keys);
     wanted.deadline = absl::Seconds(call->arrived_s + options_.deadline_s);
     wanted.resumes = call->has_place;
-    const auto entered = admission_.Enter(
-        std::move(wanted), [this, call](absl::StatusOr<Placement> placement) {
+    const auto entered =
+        admission_.Enter(std::move(wanted), [this, call](absl::StatusOr<Placement> placement) {
           if (!placement.ok()) {
             ++result_.late;
             return Close(call);
@@ -275,9 +275,9 @@ class World {
     last_s_ = absl::ToDoubleSeconds(clock_.Now());
     result_.e2e.Add(last_s_ - call->arrived_s);
     const double ttft = call->first_token_s - call->arrived_s;
-    const double tpot = request.output_tokens == 1
-                            ? 0
-                            : (call->last_token_s - call->first_token_s) / (request.output_tokens - 1);
+    const double tpot = request.output_tokens == 1 ? 0
+                                                   : (call->last_token_s - call->first_token_s) /
+                                                         (request.output_tokens - 1);
     result_.good += ttft <= options_.slo_ttft_s && tpot <= options_.slo_tpot_s ? 1 : 0;
     Close(call);
   }
@@ -338,9 +338,9 @@ absl::Status Check(const std::vector<TraceRequest>& trace, const SimOptions& opt
     const uint64_t tokens = uint64_t{request.prompt_tokens} + request.output_tokens;
     if (tokens <= std::min<uint64_t>(speed.max_model_len, uint64_t{blocks} * kSimBlockTokens))
       continue;
-    return absl::InvalidArgumentError(absl::StrCat("a request of ", tokens,
-                                                   " tokens fits on no worker: max_model_len=",
-                                                   speed.max_model_len, " blocks=", blocks));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a request of ", tokens, " tokens fits on no worker: max_model_len=", speed.max_model_len,
+        " blocks=", blocks));
   }
   return absl::OkStatus();
 }

@@ -61,7 +61,7 @@ struct SimResult {
   double prefix_hit_ratio = 0;      // prompt tokens that were not computed
   double prefill_busy = 0;          // mean share of the time
   double decode_busy = 0;
-  double prediction_error_s = 0;    // mean, of the time from dispatch to first token
+  double prediction_error_s = 0;  // mean, of the time from dispatch to first token
   SimHistogram ttft;
   SimHistogram itl;
   SimHistogram e2e;
@@ -70,7 +70,8 @@ struct SimResult {
 // The same trace and options give the same result.
 // Errors: INVALID_ARGUMENT for an unknown policy, numbers of workers that serve nothing, or a
 // request that no worker could ever take.
-absl::StatusOr<SimResult> Simulate(const std::vector<TraceRequest>& trace, const SimOptions& options);
+absl::StatusOr<SimResult> Simulate(const std::vector<TraceRequest>& trace,
+                                   const SimOptions& options);
 
 // How to split `workers` between the roles: the number of prefill workers with the best goodput, of
 // equals the one with the least mean time to first token. Looks at a grid, then around its best.

@@ -24,8 +24,8 @@ struct TraceRequest {
 };
 
 // JSON Lines: {"arrival": SECONDS, "prompt_tokens": N, "output_tokens": N, "prefix_group": TEXT,
-// "prefix_tokens": N, "tenant": TEXT, "priority": TEXT}, of which the first three are needed. With a
-// prefix_group and no prefix_tokens the group is a session: each prompt goes on where the group's
+// "prefix_tokens": N, "tenant": TEXT, "priority": TEXT}, of which the first three are needed. With
+// a prefix_group and no prefix_tokens the group is a session: each prompt goes on where the group's
 // last answer ended. Sorted by arrival in the result.
 // Errors: INVALID_ARGUMENT naming the line and the field.
 absl::StatusOr<std::vector<TraceRequest>> ReadTrace(std::istream& in);

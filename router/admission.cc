@@ -68,19 +68,18 @@ absl::Status Admission::CheckInTime(const AdmissionRequest& request,
     return absl::OkStatus();
   const double queued = queue_.CostAhead(entry) / prediction.num_workers;
   const double wait = queued + prediction.ttft_s - prediction.compute_s;
-  const absl::Duration left =
-      std::min(request.deadline, request.first_token_by) - clock_->Now();
+  const absl::Duration left = std::min(request.deadline, request.first_token_by) - clock_->Now();
   const absl::Duration late = absl::Seconds(wait + prediction.compute_s) - left;
   if (wait <= 0 || late <= absl::ZeroDuration()) return absl::OkStatus();
-  absl::Status status = absl::ResourceExhaustedError(absl::StrCat(
-      "predicted first token: in ", absl::FormatDuration(absl::Seconds(wait + prediction.compute_s)),
-      ", wanted in ", absl::FormatDuration(left), ": waiting=", queue_.size()));
+  absl::Status status = absl::ResourceExhaustedError(
+      absl::StrCat("predicted first token: in ",
+                   absl::FormatDuration(absl::Seconds(wait + prediction.compute_s)), ", wanted in ",
+                   absl::FormatDuration(left), ": waiting=", queue_.size()));
   status = process::WithErrorInfo(std::move(status), kPredictedLate,
                                   {{"predicted_ttft_s", absl::StrCat(wait + prediction.compute_s)},
                                    {"predicted_wait_s", absl::StrCat(wait)}});
   return process::WithRetryInfo(
-      std::move(status),
-      std::clamp(std::min(late, absl::Seconds(wait)), kRetryMin, kRetryMax));
+      std::move(status), std::clamp(std::min(late, absl::Seconds(wait)), kRetryMin, kRetryMax));
 }
 
 // The client should come back when what waits now has been served.
@@ -89,10 +88,9 @@ absl::Status Admission::QueueFull(const WorkerTable::Prediction& prediction) con
   if (prediction.fitted && prediction.num_workers > 0) {
     delay = std::clamp(absl::Seconds(queue_.cost() / prediction.num_workers), kRetryMin, kRetryMax);
   }
-  return process::WithRetryInfo(
-      absl::ResourceExhaustedError(
-          absl::StrCat("queue full: waiting=", queue_.size(), " running=", running_)),
-      delay);
+  return process::WithRetryInfo(absl::ResourceExhaustedError(absl::StrCat(
+                                    "queue full: waiting=", queue_.size(), " running=", running_)),
+                                delay);
 }
 
 bool Admission::Cancel(Id id) {
@@ -155,8 +153,8 @@ Admission::Tried Admission::TryLane(Lane lane, Granted* out) {
     // another matter: there, lanes are apart.
     RouteRequest decode_only = waiting.request.route;
     decode_only.needs_prefill = false;
-    const bool wants_blocks =
-        decode_only.needs_decode && !table_->CanPlace(*policy_, decode_only);
+    decode_only.is_long = false;
+    const bool wants_blocks = decode_only.needs_decode && !table_->CanPlace(*policy_, decode_only);
     return wants_blocks ? Tried::kBlocksAll : Tried::kBlocked;
   }
   const Id id = entry->id;

@@ -49,8 +49,8 @@ struct AdmissionRequest {
   absl::Duration deadline;     // of the clock
   // A first token predicted for later than this is refused at once.
   absl::Duration first_token_by = absl::InfiniteDuration();
-  // Goes on with a request that has a place already: needs none, is never refused, and stands before
-  // all others of its lane.
+  // Goes on with a request that has a place already: needs none, is never refused, and stands
+  // before all others of its lane.
   bool resumes = false;
 };
 

@@ -10,10 +10,10 @@ enum class Leg { kPrefill, kDecode };
 
 // What a leg's end with an error says of the two workers.
 struct Blame {
-  bool retry = false;         // another worker may do better
-  bool prefill = false;       // the prefill worker is avoided for this request
-  bool decode = false;        // the decode worker is
-  bool counts = false;        // and its breaker hears of it
+  bool retry = false;    // another worker may do better
+  bool prefill = false;  // the prefill worker is avoided for this request
+  bool decode = false;   // the decode worker is
+  bool counts = false;   // and its breaker hears of it
 };
 
 // A worker that says its peer has failed (ErrorInfo PEER_FAILED: no session, a transfer that broke,

@@ -22,9 +22,9 @@ struct GenerateCall::Attempt {
   uint32_t num_choices = 1;
   // What became of the attempts before it at these choices.
   int failures = 0;
-  bool was_refused = false;            // for want of room
-  std::vector<std::string> excluded;   // workers that failed
-  std::vector<std::string> accusers;   // workers that said their peer had failed
+  bool was_refused = false;           // for want of room
+  std::vector<std::string> excluded;  // workers that failed
+  std::vector<std::string> accusers;  // workers that said their peer had failed
 
   std::optional<Admission::Id> waiting;  // for workers with room
   Placement placement;

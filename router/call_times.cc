@@ -49,9 +49,9 @@ void ObserveTimes(const CallTimes& times, const std::string& method, const Route
   FillTimings(times, *times.first_written, &timings);
   metrics.TimeToFirstToken(method).Observe(timings.ttft_s());
   if (times.num_forwarded > 0) {
-    metrics.overhead_total.Observe(absl::ToDoubleSeconds(
-        times.dispatch_overhead +
-        times.forward_overhead / static_cast<double>(times.num_forwarded)));
+    metrics.overhead_total.Observe(
+        absl::ToDoubleSeconds(times.dispatch_overhead +
+                              times.forward_overhead / static_cast<double>(times.num_forwarded)));
   }
   metrics.Stage("queue").Observe(timings.queue_s());
   metrics.Stage("tokenize").Observe(timings.tokenize_s());

@@ -20,7 +20,7 @@ namespace baton::router {
 struct CallTimes {
   absl::Duration received;
   std::optional<absl::Duration> encoded;
-  std::optional<absl::Duration> admitted;  // workers have room
+  std::optional<absl::Duration> admitted;    // workers have room
   std::optional<absl::Duration> dispatched;  // the attempt that gave the first token
   std::optional<absl::Duration> reserved;
   std::optional<absl::Duration> first_computed;  // the first token is in the router

@@ -66,8 +66,7 @@ absl::StatusOr<std::vector<std::string>> ResolveByDns(const ServiceName& name) {
   addrinfo* list = nullptr;
   const int error = getaddrinfo(name.host.c_str(), nullptr, &hints, &list);
   if (error == EAI_NONAME) return std::vector<std::string>();  // no worker is there
-  if (error != 0)
-    return absl::UnavailableError(absl::StrCat(name.host, ": ", gai_strerror(error)));
+  if (error != 0) return absl::UnavailableError(absl::StrCat(name.host, ": ", gai_strerror(error)));
   std::set<std::string> found;
   for (const addrinfo* at = list; at != nullptr && found.size() < kMaxAddresses; at = at->ai_next) {
     const std::string text = AddressText(at->ai_addr, name.port);

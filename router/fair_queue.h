@@ -27,9 +27,10 @@ struct QueueEntry {
   bool urgent = false;  // goes on with an answer that has begun: before all of its lane
 };
 
-// Within a lane a higher class always goes first. Within a class the tenant goes first that has been
-// served least, by cost (start-time fair queuing): a tenant that floods the queue delays itself, and
-// one that was away gets no credit for it. Within a tenant: by arrival. Thread-compatible.
+// Within a lane a higher class always goes first. Within a class the tenant goes first that has
+// been served least, by cost (start-time fair queuing): a tenant that floods the queue delays
+// itself, and one that was away gets no credit for it. Within a tenant: by arrival.
+// Thread-compatible.
 class FairQueue {
  public:
   // `entry.id` is not here yet.
@@ -50,8 +51,8 @@ class FairQueue {
 
  private:
   struct Tenant {
-    double start = 0;               // virtual time at which its first request may start
-    double cost = 0;                // of what waits
+    double start = 0;                    // virtual time at which its first request may start
+    double cost = 0;                     // of what waits
     std::map<uint64_t, double> waiting;  // id -> cost
   };
   struct Class {

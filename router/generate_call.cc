@@ -114,7 +114,8 @@ uint32_t GenerateCall::sent_tokens(const Attempt& attempt) const {
 void GenerateCall::DeliverFirst(uint32_t id) {
   Attempt* attempt = Find(id);
   if (attempt == nullptr || !attempt->first.has_value() || attempt->first_delivered) return;
-  const bool all_finished = attempt->first->finished_size() == static_cast<int>(attempt->num_choices);
+  const bool all_finished =
+      attempt->first->finished_size() == static_cast<int>(attempt->num_choices);
   if (attempt->decode != nullptr && !attempt->reserved && !all_finished) return;
   attempt->first_delivered = true;
   if (!times_.first_written.has_value()) times_.dispatched = attempt->dispatched;
@@ -226,8 +227,8 @@ void GenerateCall::MaybeComplete() {
   });
 }
 
-// The decode worker sends its figures next, unless it knows nothing of the end: a stop that only the
-// router sees, or the prefill worker's first token.
+// The decode worker sends its figures next, unless it knows nothing of the end: a stop that only
+// the router sees, or the prefill worker's first token.
 bool GenerateCall::WaitsForFigures(Attempt* attempt) {
   if (!attempt->decode_open || attempt->decode_done) return false;
   const auto& ended = attempt->worker_ended;

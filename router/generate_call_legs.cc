@@ -66,9 +66,9 @@ void GenerateCall::Submit(std::unique_ptr<Attempt> owned) {
   attempts_.push_back(std::move(owned));
   AdmissionRequest wanted = MakeAdmission(*attempt);
   const bool takes_place = !wanted.resumes;
-  absl::StatusOr<Admission::Id> entered = deps_.admission->Enter(
-      std::move(wanted), [self = shared_from_this(), id = attempt->id,
-                          takes_place](absl::StatusOr<Placement> placement) {
+  absl::StatusOr<Admission::Id> entered =
+      deps_.admission->Enter(std::move(wanted), [self = shared_from_this(), id = attempt->id,
+                                                 takes_place](absl::StatusOr<Placement> placement) {
         self->strand_.Post([self, id, takes_place, placement = std::move(placement)]() mutable {
           self->OnPlaced(id, takes_place, std::move(placement));
         });
@@ -78,7 +78,8 @@ void GenerateCall::Submit(std::unique_ptr<Attempt> owned) {
     return;
   }
   const auto info = process::GetErrorInfo(entered.status());
-  Reject(entered.status(), info.has_value() && info->reason == kPredictedLate ? "late" : "queue_full");
+  Reject(entered.status(),
+         info.has_value() && info->reason == kPredictedLate ? "late" : "queue_full");
 }
 
 void GenerateCall::OnPlaced(uint32_t id, bool takes_place, absl::StatusOr<Placement> placement) {
@@ -114,7 +115,7 @@ void GenerateCall::Dispatch(Attempt* attempt) {
     deps_.metrics->queue_time.Observe(absl::ToDoubleSeconds(now - *times_.encoded));
   }
   const Route& route = attempt->route();
-  deps_.metrics->CountDecision(route.decode.empty()     ? "prefill-only"
+  deps_.metrics->CountDecision(route.decode.empty()    ? "prefill-only"
                                : route.prefill.empty() ? "decode-only"
                                                        : "prefill-decode");
   attempt->number = ++num_attempts_;
@@ -228,8 +229,8 @@ void GenerateCall::OnDecodeDone(Attempt* attempt, worker::v1::DecodeResponse::Do
   attempt->decode_done = true;
   if (attempt->route().prefill_locally) {
     if (!times_.prefill.has_value()) cached_prompt_tokens_ = done.cached_prompt_tokens();
-    deps_.table->OnComputed(attempt->placement.decode, done.cached_prompt_tokens(),
-                            prompt_tokens(), done.prefill_compute_s());
+    deps_.table->OnComputed(attempt->placement.decode, done.cached_prompt_tokens(), prompt_tokens(),
+                            done.prefill_compute_s());
   }
   times_.decode_done = std::move(done);
   MaybeComplete();
@@ -332,8 +333,8 @@ void GenerateCall::OnLegFailed(Attempt* attempt, Leg leg, const absl::Status& st
     if (full) return which == leg ? Verdict::kFull : Verdict::kNone;
     return blamed && blame.counts ? Verdict::kFailed : Verdict::kNone;
   };
-  const std::unique_ptr<Attempt> old = Drop(attempt->id, verdict(Leg::kPrefill, blame.prefill),
-                                            verdict(Leg::kDecode, blame.decode));
+  const std::unique_ptr<Attempt> old =
+      Drop(attempt->id, verdict(Leg::kPrefill, blame.prefill), verdict(Leg::kDecode, blame.decode));
   if (AllFinished(*old)) return;  // it had nothing left to say
   if (absl::IsDeadlineExceeded(status) || deps_.clock->Now() >= request_.deadline)
     return End(absl::DeadlineExceededError("the deadline passed"));
@@ -345,8 +346,7 @@ void GenerateCall::OnLegFailed(Attempt* attempt, Leg leg, const absl::Status& st
   last_failure_ = Annotate(status, reporter);
   if (!blame.retry) return End(status);
   if (AccusesPeer(status)) old->accusers.push_back(reporter);
-  if (blame.prefill && !old->route().prefill.empty())
-    old->excluded.push_back(old->route().prefill);
+  if (blame.prefill && !old->route().prefill.empty()) old->excluded.push_back(old->route().prefill);
   if (blame.decode && !old->route().decode.empty()) old->excluded.push_back(old->route().decode);
   if (++old->failures > deps_.max_retries) return End(LostStatus(last_failure_));
   deps_.metrics->CountRetry(absl::IsDataLoss(status) ? "data_loss" : "unavailable");

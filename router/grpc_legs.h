@@ -62,7 +62,10 @@ class GrpcLegFactory : public LegFactory {
 class WorkerWatch {
  public:
   // All outlive it.
-  WorkerWatch(WorkerChannels* channels, Timers* timers, const base::Clock* clock, WorkerTable* table);
+  WorkerWatch(WorkerChannels* channels,
+              Timers* timers,
+              const base::Clock* clock,
+              WorkerTable* table);
   // Ends the streams and waits for them.
   ~WorkerWatch();
 

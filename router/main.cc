@@ -27,7 +27,9 @@ ROUTER_FLAG(
     std::string,
     topology,
     "pd: prefill and decode workers. single: decode workers that compute prompts themselves.");
-ROUTER_FLAG(std::string, prefill, "Prefill workers: HOST:PORT, or dns:NAME:PORT for all addresses of a name, with commas "
+ROUTER_FLAG(std::string,
+            prefill,
+            "Prefill workers: HOST:PORT, or dns:NAME:PORT for all addresses of a name, with commas "
             "between several.");
 ROUTER_FLAG(std::string, decode, "Decode workers, likewise.");
 ROUTER_FLAG(std::string, listen, "HOST:PORT of the gRPC server; port 0: any free one.");
@@ -77,9 +79,7 @@ ROUTER_FLAG(absl::Duration, slo_ttft, "Objective for the time to first token, co
 ROUTER_FLAG(absl::Duration,
             slo_tpot,
             "Objective for the mean time between the tokens of an answer, counted; 0: none.");
-ROUTER_FLAG(absl::Duration,
-            heartbeat_timeout,
-            "A worker silent for this long gets no new work.");
+ROUTER_FLAG(absl::Duration, heartbeat_timeout, "A worker silent for this long gets no new work.");
 ROUTER_FLAG(absl::Duration, down_timeout, "A worker silent for this long is down.");
 ROUTER_FLAG(absl::Duration, dns_interval, "How often dns: names are resolved again.");
 ROUTER_FLAG(absl::Duration, drain_timeout, "After SIGTERM, how long running requests may go on.");

@@ -5,6 +5,14 @@
 
 namespace baton::router {
 
+namespace {
+
+// An assumption that is younger than this is not renewed: their number is bounded by that of
+// blocks.
+constexpr absl::Duration kAssumeAgain = absl::Seconds(1);
+
+}  // namespace
+
 BlockKey KeyOf(const kv::BlockHash& hash) {
   BlockKey key;
   std::memcpy(&key, hash.bytes.data(), sizeof(key));
@@ -53,6 +61,13 @@ void PrefixIndex::Clear(uint32_t worker) {
 
 void PrefixIndex::Assume(uint32_t worker, absl::Span<const BlockKey> keys, absl::Duration until) {
   for (const BlockKey key : keys) {
+    const auto found = holders_.find(key);
+    const bool believed =
+        found != holders_.end() &&
+        std::any_of(found->second.begin(), found->second.end(), [&](const Holder& holder) {
+          return holder.worker == worker && holder.until + kAssumeAgain >= until;
+        });
+    if (believed) continue;
     Put(worker, key, until);
     assumptions_.push_back({until, worker, key});
   }
@@ -64,9 +79,9 @@ void PrefixIndex::Expire(absl::Duration now) {
     assumptions_.pop_front();
     const auto found = holders_.find(old.key);
     if (found == holders_.end()) continue;
-    const bool expired = std::any_of(
-        found->second.begin(), found->second.end(),
-        [&](const Holder& h) { return h.worker == old.worker && h.until <= now; });
+    const bool expired =
+        std::any_of(found->second.begin(), found->second.end(),
+                    [&](const Holder& h) { return h.worker == old.worker && h.until <= now; });
     if (expired) Remove(old.worker, {&old.key, 1});
   }
 }
@@ -80,7 +95,8 @@ std::vector<uint32_t> PrefixIndex::Match(absl::Span<const BlockKey> keys,
     if (found == holders_.end()) break;
     bool any = false;
     for (const Holder& holder : found->second) {
-      if (holder.worker >= num_workers || depth[holder.worker] != i || holder.until <= now) continue;
+      if (holder.worker >= num_workers || depth[holder.worker] != i || holder.until <= now)
+        continue;
       depth[holder.worker] = i + 1;
       any = true;
     }

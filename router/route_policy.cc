@@ -41,20 +41,20 @@ bool HasRoom(const WorkerView& worker, const RouteRequest& request) {
 
 // Long prompts are kept to a share of the workers.
 void KeepToLongLane(absl::Span<const WorkerView> workers,
+                    WorkerRole role,
                     double share,
                     const RouteRequest& request,
                     Candidates* candidates) {
   if (!request.is_long) return;
   int ready = 0, with_long = 0;
   for (const WorkerView& worker : workers) {
-    if (worker.role != WorkerRole::kPrefill || worker.health != WorkerHealth::kReady) continue;
+    if (worker.role != role || worker.health != WorkerHealth::kReady) continue;
     ++ready;
     with_long += worker.num_long > 0 ? 1 : 0;
   }
   if (with_long < std::max(1, static_cast<int>(share * ready))) return;
-  const auto end =
-      std::remove_if(candidates->usable.begin(), candidates->usable.end(),
-                     [](const WorkerView* worker) { return worker->num_long == 0; });
+  const auto end = std::remove_if(candidates->usable.begin(), candidates->usable.end(),
+                                  [](const WorkerView* worker) { return worker->num_long == 0; });
   candidates->waiting |= end != candidates->usable.end();
   candidates->usable.erase(end, candidates->usable.end());
 }
@@ -131,12 +131,14 @@ class PickingPolicy : public RoutePolicy {
   absl::StatusOr<Route> ChooseOnce(absl::Span<const WorkerView> workers,
                                    const RouteRequest& request) const {
     Candidates prefill = Find(workers, WorkerRole::kPrefill, request);
-    KeepToLongLane(workers, options_.long_prompt_share, request, &prefill);
-    const Candidates decode = Find(workers, WorkerRole::kDecode, request);
+    Candidates decode = Find(workers, WorkerRole::kDecode, request);
+    const WorkerRole computes = request.needs_prefill ? WorkerRole::kPrefill : WorkerRole::kDecode;
+    KeepToLongLane(workers, computes, options_.long_prompt_share, request,
+                   request.needs_prefill ? &prefill : &decode);
     if (request.needs_decode && decode.usable.empty())
       return NoneFor(WorkerRole::kDecode, decode, request);
     if (!request.needs_prefill) return LocalRoute(*Pick(decode.usable, request), request);
-    if (request.needs_decode && request.is_long == false) {
+    if (request.needs_decode && !request.is_long) {
       // A prompt that its decode worker holds but for a few tokens does not wait for a place among
       // the prefill workers.
       const WorkerView* picked = Pick(decode.usable, request);
@@ -156,7 +158,8 @@ class PickingPolicy : public RoutePolicy {
     const WorkerView* other = Pick(prefill.usable, request);
     // Equal speed is assumed: the decode worker's own is not known until it has computed prompts.
     // What counts is the queue, and who holds more of the prompt.
-    return decode.wait_s + other->ttft.Seconds(CachedTokens(decode, request), request.prompt_tokens) <
+    return decode.wait_s +
+               other->ttft.Seconds(CachedTokens(decode, request), request.prompt_tokens) <
            PredictTtft(*other, request);
   }
 
@@ -223,14 +226,14 @@ class PrefixPolicy : public PickingPolicy {
 
  private:
   const WorkerView* Pick(const Views& views, const RouteRequest& request) const override {
-    return *std::min_element(
-        views.begin(), views.end(), [&](const WorkerView* a, const WorkerView* b) {
-          if (a->role == WorkerRole::kDecode && request.needs_prefill)
-            return DecodeTokens(*a, request) < DecodeTokens(*b, request);
-          return PredictTtft(*a, request) < PredictTtft(*b, request) ||
-                 (PredictTtft(*a, request) == PredictTtft(*b, request) &&
-                  a->load_tokens < b->load_tokens);
-        });
+    return *std::min_element(views.begin(), views.end(),
+                             [&](const WorkerView* a, const WorkerView* b) {
+                               if (a->role == WorkerRole::kDecode && request.needs_prefill)
+                                 return DecodeTokens(*a, request) < DecodeTokens(*b, request);
+                               return PredictTtft(*a, request) < PredictTtft(*b, request) ||
+                                      (PredictTtft(*a, request) == PredictTtft(*b, request) &&
+                                       a->load_tokens < b->load_tokens);
+                             });
   }
   static uint64_t DecodeTokens(const WorkerView& decode, const RouteRequest& request) {
     return decode.load_tokens + request.prompt_tokens - CachedTokens(decode, request);
@@ -333,8 +336,8 @@ absl::StatusOr<std::unique_ptr<RoutePolicy>> MakeRoutePolicy(absl::string_view n
   if (name == "least_load") return std::make_unique<LeastLoadPolicy>(options);
   if (name == "power_of_two") return std::make_unique<PowerOfTwoPolicy>(options);
   if (name == "round_robin") return std::make_unique<RoundRobinPolicy>(options);
-  return absl::InvalidArgumentError(absl::StrCat(
-      "\"", name, "\": accepted are prefix, least_load, power_of_two, round_robin"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", name, "\": accepted are prefix, least_load, power_of_two, round_robin"));
 }
 
 }  // namespace baton::router

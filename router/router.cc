@@ -67,13 +67,15 @@ struct Router::Impl {
         router_metrics(metrics.get()),
         table(TableOptions(options, resolved, facts, metrics.get())),
         policy(std::move(route_policy)),
-        admission(AdmissionOptionsOf(options, metrics.get()), policy.get(), &table, &timers, &clock),
+        admission(
+            AdmissionOptionsOf(options, metrics.get()), policy.get(), &table, &timers, &clock),
         encoder(&facts,
                 options.encoder_threads,
                 static_cast<size_t>(options.max_concurrent + options.max_queue)),
         legs(&channels, &clock),
         service(ServiceOptions(options, resolved)) {
-    metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, "none", "none"}).Set(1);
+    metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, "none", "none"})
+        .Set(1);
   }
 
   RouterServiceOptions ServiceOptions(const RouterOptions& options,

@@ -10,7 +10,6 @@ RouterMetrics::RouterMetrics(base::Metrics* metrics) : metrics_(metrics) {
   queue_time = metrics->histogram(HistogramId::kRouterQueueTime);
   tokenize = metrics->histogram(HistogramId::kRouterTokenize);
   detokenize = metrics->histogram(HistogramId::kRouterDetokenize);
-  decision_time = metrics->histogram(HistogramId::kRouterDecisionDuration);
   prediction_error = metrics->histogram(HistogramId::kRouterTtftPredictionError);
   overhead_dispatch = metrics->histogram(HistogramId::kRouterOverhead, "dispatch");
   overhead_forward = metrics->histogram(HistogramId::kRouterOverhead, "forward");

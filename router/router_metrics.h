@@ -32,7 +32,6 @@ class RouterMetrics {
   base::Histogram queue_time;
   base::Histogram tokenize;
   base::Histogram detokenize;
-  base::Histogram decision_time;
   base::Histogram prediction_error;
   base::Histogram overhead_dispatch;
   base::Histogram overhead_forward;

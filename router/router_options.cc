@@ -102,8 +102,8 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const RouterOptions& options) {
   }
   BATON_RETURN_IF_ERROR(CheckNumbers(options));
   BATON_RETURN_IF_ERROR(Annotate(MakeRoutePolicy(options.policy, {}).status(), "--policy"));
-  BATON_RETURN_IF_ERROR(ParseAddresses("prefill", WorkerRole::kPrefill, options.prefill,
-                                       &out.prefill, &out.names));
+  BATON_RETURN_IF_ERROR(
+      ParseAddresses("prefill", WorkerRole::kPrefill, options.prefill, &out.prefill, &out.names));
   BATON_RETURN_IF_ERROR(
       ParseAddresses("decode", WorkerRole::kDecode, options.decode, &out.decode, &out.names));
   if (!HasRole(out, WorkerRole::kDecode))

@@ -60,7 +60,8 @@ void EchoNames(grpc::CallbackServerContext* context,
 }
 
 // Without a name of its own a client is told from others by the salt of its prefix cache.
-std::string TenantOf(const grpc::CallbackServerContext& context, const v1::GenerateRequest& request) {
+std::string TenantOf(const grpc::CallbackServerContext& context,
+                     const v1::GenerateRequest& request) {
   const auto found = context.client_metadata().find(kFairnessKey);
   if (found == context.client_metadata().end()) return request.cache_salt();
   return std::string(found->second.data(), std::min(found->second.size(), kMaxEchoBytes));

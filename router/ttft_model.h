@@ -7,8 +7,8 @@
 
 namespace baton::router {
 
-// T(n) = C + k1*n + k2*n^2. Of a prompt whose first tokens are cached only the rest is computed, but
-// each of its tokens attends to all before it: T = C + k1*(n - cached) + k2*(n^2 - cached^2).
+// T(n) = C + k1*n + k2*n^2. Of a prompt whose first tokens are cached only the rest is computed,
+// but each of its tokens attends to all before it: T = C + k1*(n - cached) + k2*(n^2 - cached^2).
 struct TtftCoefficients {
   double base_s = 0;
   double per_token_s = 1e-4;  // until something was measured

@@ -12,8 +12,8 @@ namespace baton::router {
 
 // One leg's share of a worker.
 struct Work {
-  uint64_t tokens = 0;      // prefill: to be computed; decode: that hold KV
-  uint32_t blocks = 0;      // decode: that the request will reserve
+  uint64_t tokens = 0;   // prefill: to be computed; decode: that hold KV
+  uint32_t blocks = 0;   // decode: that the request will reserve
   double compute_s = 0;  // predicted, above 0, of a prompt that is computed there; 0: none is
   bool is_long = false;
 };

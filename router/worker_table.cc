@@ -37,6 +37,9 @@ WorkerTable::WorkerTable(const WorkerTableOptions& options) : options_(options) 
   for (const std::string& address : options_.decode) Add(WorkerRole::kDecode, address);
   base::MutexLock lock(&mutex_);
   PublishCounts();
+  if (options_.metrics == nullptr) return;
+  decision_time_ = options_.metrics->histogram(base::HistogramId::kRouterDecisionDuration);
+  prefix_hit_ratio_ = options_.metrics->gauge(base::GaugeId::kRouterPrefixHitRatio);
 }
 
 void WorkerTable::Add(WorkerRole role, const std::string& address) {
@@ -105,7 +108,8 @@ void WorkerTable::StartOver(uint32_t slot) {
 
 void WorkerTable::SetKind(uint32_t slot) {
   const std::string key = process::FingerprintKey(workers_[slot].status.fingerprint());
-  views_[slot].kind = kinds_.try_emplace(key, static_cast<uint32_t>(kinds_.size() + 1)).first->second;
+  views_[slot].kind =
+      kinds_.try_emplace(key, static_cast<uint32_t>(kinds_.size() + 1)).first->second;
   views_[slot].fingerprint =
       std::make_shared<worker::v1::LayoutFingerprint>(workers_[slot].status.fingerprint());
 }
@@ -117,7 +121,8 @@ bool WorkerTable::TakeStatus(uint32_t slot, const worker::v1::WorkerStatus& stat
   if (worker.status.incarnation() != status.incarnation()) {
     BATON_LOG(Info, "worker answers", LogField("worker", view.address),
               LogField("incarnation", absl::BytesToHexString(status.incarnation())));
-    StartOver(slot);
+    // At the first contact nothing is known but, perhaps, what its cache holds.
+    if (!worker.status.incarnation().empty()) StartOver(slot);
     changed = true;
   }
   worker.status = status;
@@ -250,13 +255,12 @@ void WorkerTable::PublishBreaker(uint32_t slot) {
 void WorkerTable::PublishCounts() {
   if (options_.metrics == nullptr) return;
   for (WorkerRole role : {WorkerRole::kPrefill, WorkerRole::kDecode}) {
-    for (WorkerHealth health :
-         {WorkerHealth::kDown, WorkerHealth::kLoading, WorkerHealth::kReady,
-          WorkerHealth::kSuspect, WorkerHealth::kDraining}) {
+    for (WorkerHealth health : {WorkerHealth::kDown, WorkerHealth::kLoading, WorkerHealth::kReady,
+                                WorkerHealth::kSuspect, WorkerHealth::kDraining}) {
       int count = 0;
       for (uint32_t slot = 0; slot < workers_.size(); ++slot) {
-        count += workers_[slot].known && views_[slot].role == role &&
-                 workers_[slot].health == health;
+        count +=
+            workers_[slot].known && views_[slot].role == role && workers_[slot].health == health;
       }
       options_.metrics
           ->gauge(base::GaugeId::kRouterWorkers, {WorkerRoleName(role), WorkerHealthName(health)})
@@ -295,8 +299,8 @@ absl::Status WorkerTable::Usable() const {
           absl::StrCat("worker ", views_[slot].address, ": ", workers_[slot].refused));
     }
   }
-  return absl::UnavailableError(absl::StrCat(
-      "no ", decode == nullptr ? "decode" : "prefill", " worker is ready"));
+  return absl::UnavailableError(
+      absl::StrCat("no ", decode == nullptr ? "decode" : "prefill", " worker is ready"));
 }
 
 uint32_t WorkerTable::max_model_len() const {

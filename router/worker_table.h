@@ -107,8 +107,8 @@ class WorkerTable {
   struct Prediction {
     bool fitted = false;  // from measurements; else from what is assumed before any
     int num_workers = 0;
-    double ttft_s = 0;     // from its dispatch to its first token
-    double compute_s = 0;  // of that, without the wait
+    double ttft_s = 0;           // from its dispatch to its first token
+    double compute_s = 0;        // of that, without the wait
     uint32_t cached_tokens = 0;  // the most that any of them has
   };
   Prediction Predict(RouteRequest request, absl::Span<const BlockKey> keys) const;
@@ -171,8 +171,10 @@ class WorkerTable {
   // Brings a view up to date with report, books and breaker.
   void UpdateView(uint32_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RefreshTimes(absl::Duration now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  WorkId Book(const WorkerView& view, const RouteRequest& request, bool computes, absl::Duration now)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  WorkId Book(const WorkerView& view,
+              const RouteRequest& request,
+              bool computes,
+              absl::Duration now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PublishBreaker(uint32_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PublishCounts() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NotifyCapacity() const {
@@ -190,6 +192,8 @@ class WorkerTable {
   absl::flat_hash_map<std::string, uint32_t> slots_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, uint32_t> kinds_ ABSL_GUARDED_BY(mutex_);  // fingerprint without tp -> kind
   PrefixIndex index_ ABSL_GUARDED_BY(mutex_);
+  base::Histogram decision_time_;
+  base::Gauge prefix_hit_ratio_;
   uint64_t prompt_blocks_ ABSL_GUARDED_BY(mutex_) = 0;  // looked up, and found where they went
   uint64_t hit_blocks_ ABSL_GUARDED_BY(mutex_) = 0;
 };

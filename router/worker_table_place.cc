@@ -24,8 +24,8 @@ WorkId WorkerTable::Book(const WorkerView& view,
   const uint32_t missing = request.prompt_tokens - CachedTokens(view, request);
   work.tokens = view.role == WorkerRole::kPrefill ? missing : request.prompt_tokens;
   if (view.role == WorkerRole::kDecode) {
-    work.blocks = (request.prompt_tokens + view.block_tokens - 1) / view.block_tokens +
-                  request.num_choices;
+    work.blocks =
+        (request.prompt_tokens + view.block_tokens - 1) / view.block_tokens + request.num_choices;
   }
   if (computes) {
     work.compute_s =
@@ -66,10 +66,9 @@ absl::StatusOr<Placement> WorkerTable::Place(const RoutePolicy& policy,
   }
   prompt_blocks_ += keys.size();
   hit_blocks_ += route->cached_tokens / views_[0].block_tokens;
-  if (options_.metrics != nullptr && prompt_blocks_ > 0) {
-    options_.metrics->gauge(base::GaugeId::kRouterPrefixHitRatio)
-        .Set(static_cast<double>(hit_blocks_) / static_cast<double>(prompt_blocks_));
-  }
+  if (prompt_blocks_ > 0)
+    prefix_hit_ratio_.Set(static_cast<double>(hit_blocks_) / static_cast<double>(prompt_blocks_));
+  decision_time_.Observe(absl::ToDoubleSeconds(options_.clock->Now() - now));
   placement.route = *std::move(route);
   return placement;
 }
@@ -169,7 +168,8 @@ std::optional<kv::BlockHasher> WorkerTable::MakeHasher(const std::string& salt) 
   for (const WorkerView& view : views_) {
     if (view.health != WorkerHealth::kReady) continue;
     const absl::StatusOr<kv::KvFormat> format = kv::ParseKvFormat(view.fingerprint->kv_dtype());
-    if (format.ok()) return kv::BlockHasher(process::FingerprintKey(*view.fingerprint), *format, salt);
+    if (format.ok())
+      return kv::BlockHasher(process::FingerprintKey(*view.fingerprint), *format, salt);
   }
   return std::nullopt;
 }

@@ -104,15 +104,12 @@ void WorkerWatch::State::Open(const StreamName& name) {
   {
     base::MutexLock lock(&mutex);
     if (stopping || !watched.contains(name.first) || open.contains(name)) return;
-    const auto make = [&](auto* stream) {
-      open[name] = [stream] { stream->Cancel(); };
+    const auto make = [&start](auto* stream) -> std::function<void()> {
       start = [stream] { stream->Start(); };
+      return [stream] { stream->Cancel(); };
     };
-    if (name.second) {
-      make(new Stream<worker::v1::KvEvents>(shared_from_this(), name));
-    } else {
-      make(new Stream<worker::v1::WorkerStatus>(shared_from_this(), name));
-    }
+    open[name] = name.second ? make(new Stream<worker::v1::KvEvents>(shared_from_this(), name))
+                             : make(new Stream<worker::v1::WorkerStatus>(shared_from_this(), name));
   }
   start();
 }

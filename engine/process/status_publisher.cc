@@ -22,7 +22,8 @@ constexpr uint32_t kIntervalMsMax = 10'000;
 // Changes of a prefix cache are gathered for this long.
 constexpr absl::Duration kKvInterval = absl::Milliseconds(20);
 
-// One watching router. The next message is asked for when the last write is done: nothing is queued.
+// One watching router. The next message is asked for when the last write is done: nothing is
+// queued.
 template <typename Message>
 class Watcher : public grpc::ServerWriteReactor<Message> {
  public:
@@ -125,10 +126,11 @@ struct StatusPublisher::Impl : public worker::v1::Cluster::CallbackService {
 
   grpc::ServerWriteReactor<worker::v1::KvEvents>* WatchKvEvents(
       grpc::CallbackServerContext*, const worker::v1::WatchKvEventsRequest*) override {
-    auto* watcher = new KvWatcher(kKvInterval, [this](KvWatcher* done) {  // deletes itself in OnDone
-      base::MutexLock lock(&mutex);
-      kv_watchers.erase(done);
-    });
+    auto* watcher =
+        new KvWatcher(kKvInterval, [this](KvWatcher* done) {  // deletes itself in OnDone
+          base::MutexLock lock(&mutex);
+          kv_watchers.erase(done);
+        });
     base::MutexLock lock(&mutex);
     kv_watchers.insert(watcher);
     wake.NotifyAll();
@@ -154,11 +156,12 @@ struct StatusPublisher::Impl : public worker::v1::Cluster::CallbackService {
   }
 
   absl::Time SendKvEvents(absl::Time now, absl::Time next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    if (read_kv_events == nullptr) return next;
+    const ReadKvEvents& read = read_kv_events;
+    if (read == nullptr) return next;
     for (KvWatcher* watcher : kv_watchers) {
       if (watcher->next() <= now) {
-        watcher->MaybeSend(now, [this, watcher](worker::v1::KvEvents* out) {
-          return read_kv_events(&watcher->cursor, out);
+        watcher->MaybeSend(now, [&read, watcher](worker::v1::KvEvents* out) {
+          return read(&watcher->cursor, out);
         });
       }
       next = std::min(next, watcher->next());

@@ -37,8 +37,8 @@ class StreamWriter {
     // Called exactly once, after Finish(status), when no write is under way. On the client side:
     // StartWritesDone.
     std::function<void(const absl::Status&)> finish;
-    // May be null. A message that has to wait: true when it has been taken into `last`, the newest of
-    // those that wait. A reader that lags so gets fewer, larger messages.
+    // May be null. A message that has to wait: true when it has been taken into `last`, the newest
+    // of those that wait. A reader that lags so gets fewer, larger messages.
     std::function<bool(Message* last, Message* next)> merge = nullptr;
     // May be null: 1 each. What a message counts against the limit.
     std::function<size_t(const Message&)> weigh = nullptr;

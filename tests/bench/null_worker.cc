@@ -1,5 +1,5 @@
-// A prefill and a decode worker that compute nothing: what a router is measured against. Both answer
-// at once; the decode side streams max_tokens tokens, --gap_us apart.
+// A prefill and a decode worker that compute nothing: what a router is measured against. Both
+// answer at once; the decode side streams max_tokens tokens, --gap_us apart.
 //   null_worker --port_file=F --model=DIR [--gap_us=0]
 // The file gets "PREFILL_PORT DECODE_PORT". The model is read for its tokenizer, which router and
 // workers compare.
@@ -134,8 +134,7 @@ class Ticker {
 class DecodeHandler : public worker::CallHandler<DecodeRequest, DecodeResponse> {
  public:
   explicit DecodeHandler(Ticker* ticker) : ticker_(ticker) {}
-  absl::Status OnRequest(DecodeRequest request,
-                         std::shared_ptr<Ticker::Sink> sink) override {
+  absl::Status OnRequest(DecodeRequest request, std::shared_ptr<Ticker::Sink> sink) override {
     static std::atomic<uint64_t> next_reservation{1};
     const worker::v1::RequestSpec& spec = request.open().spec();
     if (!request.open().prefill_locally()) {

@@ -54,7 +54,8 @@ class Stream : public grpc::ClientReadReactor<v1::GenerateResponse> {
   void OnReadDone(bool ok) override {
     if (!ok) return;
     if (totals_->messages.fetch_add(1); first_) {
-      const auto took = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin_);
+      const auto took =
+          std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin_);
       totals_->first_token_us.fetch_add(static_cast<uint64_t>(took.count()));
       first_ = false;
     }
@@ -137,8 +138,8 @@ int Main(int argc, char** argv) {
   {
     base::MutexLock lock(&totals.mutex);
     for (const auto& [code, times] : totals.codes) {
-      codes += (codes.empty() ? "\"" : ", \"") + std::to_string(code) +
-               "\": " + std::to_string(times);
+      codes +=
+          (codes.empty() ? "\"" : ", \"") + std::to_string(code) + "\": " + std::to_string(times);
     }
   }
   std::printf(

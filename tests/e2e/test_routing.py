@@ -233,3 +233,16 @@ def test_status_shows_what_the_router_has_learned(tiny):
     shown = json.loads(harness.run_baton("status", f"--address={tiny.router.address}", "--json").stdout)
     prefill = next(w for w in shown["workers"] if w["role"] == "prefill")
     assert int(prefill["ttft_samples"]) >= 10 and prefill["breaker"] == "closed" and int(prefill["prefix_blocks"]) > 0
+
+
+# A reader that has stopped is cut off after a limit, and what its request held is free.
+def test_a_reader_that_stops_is_cut_off_and_its_blocks_are_freed():
+    with Service(TINY, router_flags=("--client-buffer=200",), kv_blocks=512) as service:
+        request = service.request(ids=prompt(100, 1), sampling={"max_tokens": 1000, "ignore_eos": True, "n": 16, "seed": 1, "logprobs": 20})
+        call = service.stub.Generate(request, timeout=100 * SLOWNESS)
+        next(call)
+        wait_until(lambda: service.router.metric("baton_router_requests_in_flight") == 0, timeout=60, message="still open")
+        service.wait_idle()
+        with pytest.raises(grpc.RpcError) as error:
+            list(call)
+        assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -87,8 +87,7 @@ TEST(SimulatorTest, SessionsHitTheirPrefix) {
 }
 
 TEST(SimulatorTest, DecodeComputesTheRestOfALongSession) {
-  const auto result =
-      Simulate({At(0, 640, 64, "a"), At(10, 720, 64, "a")}, Options());
+  const auto result = Simulate({At(0, 640, 64, "a"), At(10, 720, 64, "a")}, Options());
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->local_prefills, 1u) << "16 tokens behind what decode holds";
   EXPECT_EQ(result->completed, 2u);

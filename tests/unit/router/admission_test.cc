@@ -112,8 +112,7 @@ TEST_F(AdmissionTest, HigherClassesAndSmallerTenantsGoFirst) {
 
 TEST_F(AdmissionTest, FullQueueRefusesUntilItIsServed) {
   Measure(0.5);
-  for (const char* name : {"a", "b", "c", "d"})
-    ASSERT_TRUE(Enter(name, {.tokens = 1000}).ok());
+  for (const char* name : {"a", "b", "c", "d"}) ASSERT_TRUE(Enter(name, {.tokens = 1000}).ok());
   const absl::Status refused = Enter("e").status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused));
   ASSERT_TRUE(process::RetryDelay(refused).has_value());
@@ -169,8 +168,8 @@ TEST_F(AdmissionTest, LongPromptsWaitInALaneOfTheirOwn) {
   auto decode = ReadyStatus("decode");
   decode.mutable_load()->set_kv_blocks_free(10000);
   table.OnStatus("d", decode);
-  Admission admission(
-      {.max_running = 10, .long_prompt_tokens = 2000}, policy_.get(), &table, &timers_, &clock_);
+  Admission admission({.max_running = 10, .long_prompt_tokens = 2000}, policy_.get(), &table,
+                      &timers_, &clock_);
   std::string events;
   const auto enter = [&](const std::string& name, uint32_t tokens) {
     AdmissionRequest request;
@@ -216,10 +215,10 @@ TEST_F(AdmissionTest, LongWaitForBlocksIsNotOvertakenForEver) {
 
 TEST_F(AdmissionTest, RequestThatTheQueueWouldMakeLateIsRefusedAtOnce) {
   Measure(1.0);
-  for (const char* name : {"a", "b", "c"})
-    ASSERT_TRUE(Enter(name, {.tokens = 1000}).ok());
+  for (const char* name : {"a", "b", "c"}) ASSERT_TRUE(Enter(name, {.tokens = 1000}).ok());
   // 1 s for a, which runs, 1 s for each of b and c, 1 s for itself.
-  const absl::Status late = Enter("d", {.tokens = 1000, .timeout = absl::Milliseconds(3500)}).status();
+  const absl::Status late =
+      Enter("d", {.tokens = 1000, .timeout = absl::Milliseconds(3500)}).status();
   EXPECT_TRUE(absl::IsResourceExhausted(late));
   EXPECT_EQ(process::GetErrorInfo(late)->reason, kPredictedLate);
   ASSERT_TRUE(process::RetryDelay(late).has_value());
@@ -273,7 +272,8 @@ TEST_F(AdmissionTest, EveryRequestIsAnsweredOnce) {
           if (running.empty()) break;
           table_.OnComputed(running.back().prefill, 0, 100, 0.01 * (random() % 10));
           table_.Release(running.back().prefill, Verdict::kNone);
-          table_.Release(running.back().decode, random() % 3 == 0 ? Verdict::kFull : Verdict::kGood);
+          table_.Release(running.back().decode,
+                         random() % 3 == 0 ? Verdict::kFull : Verdict::kGood);
           running.pop_back();
           admission.Leave();
           break;

@@ -13,17 +13,18 @@ namespace {
 class DiscoveryTest : public testing::Test {
  protected:
   Discovery Make() {
-    return Discovery({{WorkerRole::kPrefill, "prefill", 50061}, {WorkerRole::kDecode, "decode", 1}},
-                     [this](const ServiceName& name) -> absl::StatusOr<std::vector<std::string>> {
-                       if (name.host == "prefill") return answer_;
-                       return std::vector<std::string>();
-                     },
-                     {.found =
-                          [this](WorkerRole role, const std::string& address) {
-                            events_ += "+" + std::string(WorkerRoleName(role)) + address + " ";
-                          },
-                      .gone = [this](const std::string& address) { events_ += "-" + address + " "; },
-                      .alive = [this](const std::string& address) { return alive_.contains(address); }});
+    return Discovery(
+        {{WorkerRole::kPrefill, "prefill", 50061}, {WorkerRole::kDecode, "decode", 1}},
+        [this](const ServiceName& name) -> absl::StatusOr<std::vector<std::string>> {
+          if (name.host == "prefill") return answer_;
+          return std::vector<std::string>();
+        },
+        {.found =
+             [this](WorkerRole role, const std::string& address) {
+               events_ += "+" + std::string(WorkerRoleName(role)) + address + " ";
+             },
+         .gone = [this](const std::string& address) { events_ += "-" + address + " "; },
+         .alive = [this](const std::string& address) { return alive_.contains(address); }});
   }
   absl::StatusOr<std::vector<std::string>> answer_ = std::vector<std::string>();
   std::set<std::string> alive_;

@@ -92,8 +92,9 @@ TEST_F(FairQueueTest, CostAheadIsWhatGoesBefore) {
   EXPECT_DOUBLE_EQ(queue_.cost(), 25);
 }
 
-// Property: under any pushes, removals and pops nothing is lost or served twice, classes are strict,
-// and two tenants that both wait all the time are served alike to within their largest request.
+// Property: under any pushes, removals and pops nothing is lost or served twice, classes are
+// strict, and two tenants that both wait all the time are served alike to within their largest
+// request.
 TEST_F(FairQueueTest, ServesEverythingOnceAndFairly) {
   for (uint32_t seed = 0; seed < 50; ++seed) {
     std::mt19937 random(seed);

@@ -187,8 +187,7 @@ TEST_F(PrefixPolicyTest, SessionsStickWhereTheirPrefixIs) {
 
 TEST_F(PrefixPolicyTest, UntilWaitingCostsMoreThanComputing) {
   request_.cached_blocks = {0, 10, 0, 0};
-  const double saved =
-      TtftCoefficients().Seconds(0, 1000) - TtftCoefficients().Seconds(640, 1000);
+  const double saved = TtftCoefficients().Seconds(0, 1000) - TtftCoefficients().Seconds(640, 1000);
   workers_[1].wait_s = 0.9 * saved;
   EXPECT_EQ(policy_->Choose(workers_, request_)->prefill, "p2");
   workers_[1].wait_s = 1.1 * saved;

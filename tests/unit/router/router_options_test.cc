@@ -54,7 +54,11 @@ TEST(RouterOptionsTest, BadValuesStopTheStartNamingWhatIsAccepted) {
       {"--http-port", [](auto* o) { o->http_port = 70000; }},
       {"--request-timeout-max", [](auto* o) { o->request_timeout_max = absl::ZeroDuration(); }},
       {"HOST:PORT", [](auto* o) { o->prefill = "dns:prefill"; }},
-      {"no prefill", [](auto* o) { *o = {.model = "/m", .topology = "single", .prefill = "dns:p:1"}; o->decode = "c:3"; }},
+      {"no prefill",
+       [](auto* o) {
+         *o = {.model = "/m", .topology = "single", .prefill = "dns:p:1"};
+         o->decode = "c:3";
+       }},
       {"least_load", [](auto* o) { o->policy = "best"; }},
       {"--local-prefill-tokens", [](auto* o) { o->local_prefill_tokens = -1; }},
       {"--long-prompt-tokens", [](auto* o) { o->long_prompt_tokens = 0; }},

@@ -5,7 +5,7 @@
 namespace baton::router {
 namespace {
 
-constexpr absl::Duration At(double seconds) { return absl::Milliseconds(1000 * seconds); }
+absl::Duration At(double seconds) { return absl::Milliseconds(1000 * seconds); }
 
 TEST(WorkerLedgerTest, PromptsAreComputedOneAfterTheOther) {
   WorkerLedger ledger;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,11 @@ namespace baton::router {
 namespace {
 
 using Views = absl::InlinedVector<const WorkerView*, 16>;
+
+// Predictions this near to one another are equal: else the worker that happens to be measured as
+// the fastest would get every session.
+constexpr double kNearTie = 1.02;
+constexpr double kNearTieSeconds = 0.0005;
 
 struct Candidates {
   Views usable;
@@ -226,15 +232,34 @@ class PrefixPolicy : public PickingPolicy {
 
  private:
   const WorkerView* Pick(const Views& views, const RouteRequest& request) const override {
-    return *std::min_element(views.begin(), views.end(),
-                             [&](const WorkerView* a, const WorkerView* b) {
-                               if (a->role == WorkerRole::kDecode && request.needs_prefill)
-                                 return DecodeTokens(*a, request) < DecodeTokens(*b, request);
-                               return PredictTtft(*a, request) < PredictTtft(*b, request) ||
-                                      (PredictTtft(*a, request) == PredictTtft(*b, request) &&
-                                       a->load_tokens < b->load_tokens);
-                             });
+    return views[0]->role == WorkerRole::kDecode && request.needs_prefill
+               ? PickDecode(views, request)
+               : PickSoonest(views, request);
   }
+
+  static const WorkerView* PickDecode(const Views& views, const RouteRequest& request) {
+    const auto rank = [&](const WorkerView* view) {
+      return std::make_tuple(DecodeTokens(*view, request), view->cache_blocks);
+    };
+    return *std::min_element(
+        views.begin(), views.end(),
+        [&](const WorkerView* a, const WorkerView* b) { return rank(a) < rank(b); });
+  }
+
+  static const WorkerView* PickSoonest(const Views& views, const RouteRequest& request) {
+    double soonest = PredictTtft(*views[0], request);
+    for (const WorkerView* view : views) soonest = std::min(soonest, PredictTtft(*view, request));
+    const auto rank = [&](const WorkerView* view) {
+      const double predicted = PredictTtft(*view, request);
+      return std::make_tuple(predicted > soonest * kNearTie + kNearTieSeconds ? predicted : 0.0,
+                             -static_cast<int64_t>(CachedTokens(*view, request)), view->load_tokens,
+                             view->cache_blocks);
+    };
+    return *std::min_element(
+        views.begin(), views.end(),
+        [&](const WorkerView* a, const WorkerView* b) { return rank(a) < rank(b); });
+  }
+
   static uint64_t DecodeTokens(const WorkerView& decode, const RouteRequest& request) {
     return decode.load_tokens + request.prompt_tokens - CachedTokens(decode, request);
   }

@@ -47,8 +47,9 @@ struct WorkerView {
   bool full = false;  // it has refused for want of blocks, and has not reported more since
   bool idle = true;   // nothing runs there that we know of
   uint32_t num_running = 0;
-  uint32_t num_long = 0;  // long prompts it has to compute
-  double wait_s = 0;      // predicted time until it begins with another prompt
+  uint32_t cache_blocks = 0;  // that only its prefix cache holds
+  uint32_t num_long = 0;      // long prompts it has to compute
+  double wait_s = 0;          // predicted time until it begins with another prompt
   TtftCoefficients ttft;
   uint32_t block_tokens = 64;
   uint32_t max_prompt_tokens = 0;  // 0: says nothing
@@ -117,7 +118,8 @@ uint32_t CachedTokens(const WorkerView& worker, const RouteRequest& request);
 
 // prefix: soonest first token, by what each worker holds of the prompt, its queue and its measured
 // speed; the decode worker that needs fewest tokens of KV for it beside what it has. Sessions so
-// stay where their prefix is, until waiting there costs more than computing it again elsewhere.
+// stay where their prefix is, until waiting there costs more than computing it again elsewhere; new
+// ones go where the cache holds least.
 // least_load: fewest tokens. power_of_two: the better of two drawn ones, by load. round_robin.
 // Of equals the first in the operator's order.
 // Errors: INVALID_ARGUMENT naming the accepted names.

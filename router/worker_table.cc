@@ -239,6 +239,7 @@ void WorkerTable::UpdateView(uint32_t slot) {
   view.available_blocks = available - std::min(available, worker.ledger.unreported_blocks());
   view.num_running = load.requests_running() + load.requests_waiting();
   view.idle = worker.ledger.empty() && view.num_running == 0;
+  view.cache_blocks = load.kv_blocks_cached();
   view.num_long = worker.ledger.num_long();
   view.ttft = worker.ttft.coefficients();
   view.max_prompt_tokens = worker.status.max_prompt_tokens();

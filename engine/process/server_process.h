@@ -92,7 +92,7 @@ class ServerProcess {
   void RequestTermination();
   void WaitForTermination();
 
-  // Not ready; then waits until no call is in flight (health, reflection, Cluster.WatchStatus and
+  // Not ready; then waits until no call is in flight (health, reflection, Cluster.Watch* and
   // Peer.Session do not count) and `idle` holds, at most drain_timeout. `idle` may be null. False
   // when the time was over first.
   bool Drain(const std::function<bool()>& idle);

@@ -194,6 +194,16 @@ TEST_F(PrefixPolicyTest, UntilWaitingCostsMoreThanComputing) {
   EXPECT_EQ(policy_->Choose(workers_, request_)->prefill, "p1");
 }
 
+TEST_F(PrefixPolicyTest, NewSessionsGoWhereTheCacheHoldsLeast) {
+  workers_[0].cache_blocks = workers_[2].cache_blocks = 5;
+  workers_[0].ttft.per_token_s *= 0.99;  // no matter
+  auto route = policy_->Choose(workers_, request_);
+  EXPECT_EQ(route->prefill, "p2");
+  EXPECT_EQ(route->decode, "d2");
+  request_.cached_blocks = {1, 0, 0, 0};
+  EXPECT_EQ(policy_->Choose(workers_, request_)->prefill, "p1") << "but this one knows it";
+}
+
 TEST_F(PrefixPolicyTest, FasterWorkerIsPreferred) {
   workers_[0].ttft.per_token_s = 3e-4;
   EXPECT_EQ(policy_->Choose(workers_, request_)->prefill, "p2");
@@ -245,7 +255,7 @@ TEST_F(RoutePolicyTest, PowerOfTwoTakesTheBetterOfTwoDrawn) {
     workers_.push_back(View("d" + std::to_string(i), WorkerRole::kDecode, i));
   request_.needs_prefill = false;
   std::map<std::string, int> taken;
-  for (request_.ticket = 0; request_.ticket < 1000; ++request_.ticket)
+  for (request_.ticket = 0; request_.ticket < 10000; ++request_.ticket)
     ++taken[policy_->Choose(workers_, request_)->decode];
   EXPECT_EQ(taken["d9"], 0) << "the worst is never the better of two";
   for (int i = 0; i + 2 < 10; ++i)

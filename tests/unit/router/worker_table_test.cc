@@ -210,7 +210,9 @@ TEST_F(WorkerTableTest, WhatWasSentIsExpectedToBeThereSoon) {
   WorkerTable table = Make();
   for (const char* p : {"p1", "p2"}) table.OnStatus(p, Status("prefill"));
   table.OnStatus("d1", Status("decode"));
+  policy_ = *MakeRoutePolicy("prefix", {.local_prefill_tokens = 0});
   const auto first = Place(&table, 200, kKeys);
+  table.OnComputed(first->prefill, 0, 200, -1);
   const auto second = Place(&table, 200, kKeys);
   EXPECT_EQ(first->route.cached_tokens, 0u);
   EXPECT_EQ(second->route.cached_tokens, 192u);

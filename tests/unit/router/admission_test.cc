@@ -305,7 +305,8 @@ TEST_F(AdmissionTest, EveryRequestIsAnsweredOnce) {
     timers_.Advance(absl::Seconds(10));
     Report();
     for (const auto& [name, id] : entered) {
-      if (id.has_value()) ASSERT_EQ(called[name], 1) << "seed " << seed << " request " << name;
+      if (!id.has_value()) continue;
+      ASSERT_EQ(called[name], 1) << "seed " << seed << " request " << name;
     }
     while (!running.empty()) {
       table_.Release(running.back().prefill, Verdict::kNone);

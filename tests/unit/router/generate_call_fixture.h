@@ -144,8 +144,9 @@ class GenerateCallFixture : public testing::Test {
                                                             : std::vector<std::string>{},
                       .decode = {"d1", "d2"},
                       .clock = &clock_}};
-  // By load alone, so that a test knows which worker comes first.
-  std::unique_ptr<RoutePolicy> policy_ = *MakeRoutePolicy("least_load", {});
+  // By load alone, so that a test knows which worker comes first and who computes the prompt.
+  std::unique_ptr<RoutePolicy> policy_ =
+      *MakeRoutePolicy("least_load", {.local_prefill_tokens = 0});
   FakeLegs legs_;
   InlineEncoder encoder_{&Facts()};
   Admission admission_{

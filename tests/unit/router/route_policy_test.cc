@@ -311,8 +311,8 @@ TEST_F(RoutePolicyTest, NoPolicyChoosesAWorkerThatMayNotBeChosen) {
         ASSERT_FALSE(view.tripped || view.full);
         ASSERT_EQ(view.role == WorkerRole::kPrefill, address == route->prefill);
       }
-      if (!route->prefill.empty())
-        ASSERT_EQ(views[route->prefill[1] - '0'].kind, views[route->decode[1] - '0'].kind);
+      if (route->prefill.empty()) continue;
+      ASSERT_EQ(views[route->prefill[1] - '0'].kind, views[route->decode[1] - '0'].kind);
     }
   }
 }

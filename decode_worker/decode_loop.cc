@@ -83,6 +83,10 @@ void DecodeLoop::OnReceiverEvent(ReceiverEvent event) {
   commands_.Post([this, event = std::move(event)] { HandleReceiverEvent(event); });
 }
 
+void DecodeLoop::OnDraftReceiverEvent(ReceiverEvent event) {
+  commands_.Post([this, event = std::move(event)] { draft_intake_->OnReceiverEvent(event); });
+}
+
 void DecodeLoop::Start() {
   thread_ = std::thread([this] {
     while (!stopping_.load()) RunOnce(kPollInterval);
@@ -166,6 +170,12 @@ void DecodeLoop::Reserve(Call* call) {
     reserved->add_block_table(static_cast<uint32_t>(block));
   }
   call->done.set_cached_prompt_tokens(static_cast<uint32_t>(call->prompt->num_cached));
+  if (draft_intake_ != nullptr) {
+    if (std::optional<worker::v1::DraftHandoff> draft =
+            draft_intake_->Reserve(call->id, *call->prompt)) {
+      *reserved->mutable_draft() = *std::move(draft);
+    }
+  }
   call->sink->Send(std::move(response));
 }
 
@@ -253,6 +263,7 @@ void DecodeLoop::ReleaseSequence(runtime::Sequence* sequence) {
 }
 
 void DecodeLoop::Release(Call* call) {
+  if (draft_intake_ != nullptr) draft_intake_->Cancel(call->id);
   if (call->reservation) {
     reservations_->Revoke(*call->reservation, "request ended");
     call->reservation.reset();
@@ -295,6 +306,11 @@ void DecodeLoop::PublishLoad() {
       cache.query_tokens() - std::exchange(counted_queries_, cache.query_tokens())));
   metrics_.cache_hits.Increment(
       static_cast<double>(cache.hit_tokens() - std::exchange(counted_hits_, cache.hit_tokens())));
+  if (draft_intake_ != nullptr) {
+    const int64_t landed = draft_intake_->landed_tokens();
+    metrics_.draft_prompt_transferred.Increment(
+        static_cast<double>(landed - std::exchange(counted_draft_tokens_, landed)));
+  }
   metrics_.preemptions.Increment(static_cast<double>(
       scheduler_.preemptions() - std::exchange(counted_preemptions_, scheduler_.preemptions())));
   base::MutexLock lock(&load_mutex_);

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "baton/worker/v1/decode.pb.h"
 #include "decode_worker/decode_scheduler.h"
+#include "decode_worker/draft_intake.h"
 #include "decode_worker/reservation_table.h"
 #include "decode_worker/speculator.h"
 #include "engine/base/clock.h"
@@ -64,6 +65,10 @@ class DecodeLoop : private runtime::LayerObserver {
   void set_step_cost(StepCost cost) { speculator_.set_cost(std::move(cost)); }
   void AddDrafter(std::unique_ptr<Drafter> drafter) { speculator_.AddDrafter(std::move(drafter)); }
 
+  // Where a draft model's prompts are handed over; it outlives the loop. Its receiver's events come
+  // to OnDraftReceiverEvent. Before Start.
+  void set_draft_intake(DraftIntake* intake) { draft_intake_ = intake; }
+
   // Queues a request. `sink` gets Reserved unless the prompt is computed here; then Tokens, Done
   // and Finish(OK); or Finish with an error at any moment. RESOURCE_EXHAUSTED: the blocks are not
   // there now. Errors: RESOURCE_EXHAUSTED above max_calls; `sink` is not used then.
@@ -75,6 +80,7 @@ class DecodeLoop : private runtime::LayerObserver {
   // per call; a call that has ended is left alone.
   void Cancel(CallId call, absl::Status status);
   void OnReceiverEvent(kvtransfer::ReceiverEvent event);
+  void OnDraftReceiverEvent(kvtransfer::ReceiverEvent event);
 
   void Start();
   // Ends what is open with UNAVAILABLE and joins the thread. Idempotent.
@@ -160,6 +166,7 @@ class DecodeLoop : private runtime::LayerObserver {
   runtime::KvMemory memory_;
   kvtransfer::Receiver* receiver_ = nullptr;
   std::unique_ptr<ReservationTable> reservations_;
+  DraftIntake* draft_intake_ = nullptr;
   DecodeScheduler scheduler_;
   Speculator speculator_;
   runtime::Sampler sampler_;
@@ -171,7 +178,7 @@ class DecodeLoop : private runtime::LayerObserver {
   absl::Duration last_step_end_;  // zero: there was nothing to do since
   absl::flat_hash_map<CallId, std::unique_ptr<Call>> calls_;
   uint64_t counted_queries_ = 0, counted_hits_ = 0;
-  int64_t counted_preemptions_ = 0;
+  int64_t counted_preemptions_ = 0, counted_draft_tokens_ = 0;
 
   mutable base::Mutex load_mutex_;
   worker::v1::WorkerLoad load_ ABSL_GUARDED_BY(load_mutex_);

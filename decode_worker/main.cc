@@ -171,17 +171,10 @@ class DecodeRole : public worker::WorkerRole {
     BATON_ASSIGN_OR_RETURN(SwapSpace swap, SwapSpace::Create(*host_->runner, options_.swap_bytes));
     swap_ = std::make_unique<SwapSpace>(std::move(swap));
     loop_->set_swap_space(swap_.get());
-    BATON_RETURN_IF_ERROR(SetUpSpeculation());
-    kvtransfer::ReceiverOptions receiver_options;
-    receiver_options.pool = &host_->runner->kv_pool();
-    receiver_options.layout = host_->runner->layout();
+    BATON_RETURN_IF_ERROR(SetUpSpeculation(worker::WorkerMetrics(metrics)));
+    BATON_ASSIGN_OR_RETURN(kvtransfer::ReceiverOptions receiver_options,
+                           ReceiverOptions(*host_->runner));
     receiver_options.fingerprint = host_->fingerprint;
-    receiver_options.incarnation = host_->incarnation;
-    receiver_options.transports = {"shm", "tcp"};
-    if (options_.kv_transport != "auto") receiver_options.transports = {options_.kv_transport};
-    BATON_RETURN_IF_ERROR(ParseListen(options_.kv_listen, &receiver_options.tcp_listen_host,
-                                      &receiver_options.tcp_listen_port));
-    receiver_options.tcp_advertise_host = options_.kv_advertise_host;
     BATON_ASSIGN_OR_RETURN(
         receiver_, kvtransfer::Receiver::Create(
                        receiver_options, [loop = loop_.get()](kvtransfer::ReceiverEvent event) {
@@ -204,7 +197,7 @@ class DecodeRole : public worker::WorkerRole {
     return speculation.max_drafts == 0 ? 0 : speculation.max_step_drafts;
   }
   // Steps are timed on the empty pool before the first request comes.
-  absl::Status SetUpSpeculation() {
+  absl::Status SetUpSpeculation(const worker::WorkerMetrics& metrics) {
     if (StepDrafts() == 0) return absl::OkStatus();
     BATON_ASSIGN_OR_RETURN(
         StepCost cost,
@@ -213,16 +206,49 @@ class DecodeRole : public worker::WorkerRole {
     DraftModelOptions draft;
     draft.max_batch = options_.loop.scheduler.max_batch;
     draft.cost_budget = kCostBudget;
-    std::unique_ptr<Drafter> drafter;
+    draft.metrics = metrics;
+    std::unique_ptr<ModelDrafter> drafter;
     if (!options_.draft_model.empty()) {
       BATON_ASSIGN_OR_RETURN(drafter,
                              LoadDraftModel(draft, options_.draft_model, worker_options_, *host_));
+      BATON_RETURN_IF_ERROR(SetUpDraftIntake(drafter.get()));
     } else if (options_.draft_weight_dtype != "none") {
       BATON_ASSIGN_OR_RETURN(
           drafter, LoadLowBitCopy(draft, options_.draft_weight_dtype, worker_options_, *host_));
     }
     if (drafter != nullptr) loop_->AddDrafter(std::move(drafter));
     return absl::OkStatus();
+  }
+  // Prefill workers with the same draft model hand its keys and values over.
+  absl::Status SetUpDraftIntake(ModelDrafter* drafter) {
+    runtime::ModelRunner& runner = drafter->runner();
+    BATON_ASSIGN_OR_RETURN(kvtransfer::ReceiverOptions receiver_options, ReceiverOptions(runner));
+    receiver_options.fingerprint = worker::FingerprintOf(runner, *host_->tokenizer);
+    receiver_options.tcp_listen_port = 0;
+    BATON_ASSIGN_OR_RETURN(
+        draft_receiver_,
+        kvtransfer::Receiver::Create(receiver_options,
+                                     [loop = loop_.get()](kvtransfer::ReceiverEvent event) {
+                                       loop->OnDraftReceiverEvent(std::move(event));
+                                     }));
+    draft_intake_ = std::make_unique<DraftIntake>(drafter->memory(), draft_receiver_.get(),
+                                                  options_.loop.clock);
+    drafter->set_intake(draft_intake_.get());
+    loop_->set_draft_intake(draft_intake_.get());
+    peer_service_->SetDraftReceiver(draft_receiver_.get());
+    return absl::OkStatus();
+  }
+  absl::StatusOr<kvtransfer::ReceiverOptions> ReceiverOptions(runtime::ModelRunner& runner) const {
+    kvtransfer::ReceiverOptions receiver_options;
+    receiver_options.pool = &runner.kv_pool();
+    receiver_options.layout = runner.layout();
+    receiver_options.incarnation = host_->incarnation;
+    receiver_options.transports = {"shm", "tcp"};
+    if (options_.kv_transport != "auto") receiver_options.transports = {options_.kv_transport};
+    BATON_RETURN_IF_ERROR(ParseListen(options_.kv_listen, &receiver_options.tcp_listen_host,
+                                      &receiver_options.tcp_listen_port));
+    receiver_options.tcp_advertise_host = options_.kv_advertise_host;
+    return receiver_options;
   }
 
   std::vector<worker::v1::WorkerStatus::Peer> Peers() const {
@@ -240,10 +266,12 @@ class DecodeRole : public worker::WorkerRole {
   const worker::WorkerOptions worker_options_;
   std::unique_ptr<worker::EngineHost> host_;
   std::unique_ptr<SwapSpace> swap_;
+  std::unique_ptr<DraftIntake> draft_intake_;
   std::unique_ptr<DecodeService> service_;
   std::unique_ptr<PeerService> peer_service_;
   std::unique_ptr<DecodeLoop> loop_;
-  std::unique_ptr<kvtransfer::Receiver> receiver_;  // its events go to loop_
+  std::unique_ptr<kvtransfer::Receiver> receiver_;        // its events go to loop_
+  std::unique_ptr<kvtransfer::Receiver> draft_receiver_;  // the same
 };
 
 }  // namespace

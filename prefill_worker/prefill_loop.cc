@@ -73,6 +73,11 @@ void PrefillLoop::Cancel(CallId call, absl::Status status) {
   commands_.Post([this, call, status = std::move(status)] { HandleCancel(call, status); });
 }
 
+void PrefillLoop::SetDraftModel(runtime::ModelRunner& runner, PeerConnector& peers) {
+  draft_ = std::make_unique<DraftPrefill>(runner, peers, commands_, options_.chunk_tokens,
+                                          options_.max_calls);
+}
+
 void PrefillLoop::Start() {
   thread_ = std::thread([this] {
     while (!stopping_.load()) RunOnce(kPollInterval);
@@ -92,16 +97,19 @@ void PrefillLoop::Stop() {
 }
 
 bool PrefillLoop::RunOnce(absl::Duration idle_wait) {
-  if (scheduler_.empty()) {
+  const bool idle = scheduler_.empty() && (draft_ == nullptr || !draft_->has_work());
+  if (idle) {
     commands_.RunPendingFor(idle_wait);
   } else {
     commands_.RunPending();
   }
   CheckTimeouts();
   scheduler_.Plan(options_.chunk_tokens, options_.max_sequences, 0, &chunks_);
-  const bool work = !chunks_.empty();
+  bool work = !chunks_.empty();
   if (work) {
     RunStep();
+  } else if (draft_ != nullptr && draft_->RunOnce()) {
+    work = true;
   } else if (!scheduler_.empty()) {
     // Everyone waits for blocks that transfers still hold.
     commands_.RunPendingFor(std::min(idle_wait, kPollInterval));
@@ -142,6 +150,10 @@ void PrefillLoop::HandleTicket(CallId id, Ticket ticket) {
     return;
   }
   call->ticket = std::move(ticket);
+  if (draft_ != nullptr && call->ticket->has_draft()) {
+    draft_->Begin(id, *call->sequence, std::move(*call->ticket->mutable_draft()),
+                  call->ticket->decode_address());
+  }
   peers_.Connect(
       call->ticket->decode_address(), call->ticket->handoff().decode_incarnation(),
       [this, id](absl::StatusOr<std::shared_ptr<kvtransfer::Sender>> sender) {
@@ -232,6 +244,7 @@ void PrefillLoop::End(Call* call, absl::Status status) {
   call->sink->Finish(std::move(status));
   scheduler_.Remove(&*call->sequence);
   shipper_.Abort(call->id, "request ended");
+  if (draft_ != nullptr && call->aborted) draft_->Cancel(call->id);
   ReleaseIfQuiet(call);
 }
 

@@ -22,7 +22,9 @@
 #include "engine/runtime/batch.h"
 #include "engine/runtime/model_runner.h"
 #include "engine/runtime/prefill_scheduler.h"
+#include "prefill_worker/draft_prefill.h"
 #include "prefill_worker/kv_shipper.h"
+#include "prefill_worker/peer_connector.h"
 #include "worker/call_sink.h"
 #include "worker/command_queue.h"
 #include "worker/worker_metrics.h"
@@ -31,19 +33,6 @@ namespace baton::prefill {
 
 using PrefillSink = worker::CallSink<worker::v1::PrefillResponse>;
 using Ticket = worker::v1::PrefillRequest::Ticket;
-
-// Finds the sender to a decode worker, opening a session when there is none. Thread-safe.
-class PeerConnector {
- public:
-  // Shared: the session and the transfers on it end independently of one another.
-  using Found = std::function<void(absl::StatusOr<std::shared_ptr<kvtransfer::Sender>>)>;
-  virtual ~PeerConnector() = default;
-  // Calls `found` exactly once, from any thread, within a bounded time. `incarnation` names the
-  // instance that is meant: a worker restarted on the same address is another one, and its
-  // predecessor's sessions are dropped. Errors: UNAVAILABLE, FAILED_PRECONDITION naming the
-  // fingerprint field that differs.
-  virtual void Connect(const std::string& address, const std::string& incarnation, Found found) = 0;
-};
 
 struct PrefillLoopOptions {
   int chunk_tokens = 512;  // most prompt tokens in one step
@@ -81,6 +70,9 @@ class PrefillLoop : private runtime::LayerObserver {
   // The router has gone or does not want it any more: everything is released within one layer, and
   // the sink is finished with `status`. At most once per call; a call that has ended is left alone.
   void Cancel(CallId call, absl::Status status);
+
+  // Computes prompts with a draft model of this runner too, and hands its KV over. Before Start.
+  void SetDraftModel(runtime::ModelRunner& runner, PeerConnector& peers);
 
   void Start();
   // Ends what is open with UNAVAILABLE and joins the thread. Idempotent.
@@ -142,6 +134,7 @@ class PrefillLoop : private runtime::LayerObserver {
   runtime::Sampler sampler_;
   runtime::Batch batch_;
   KvShipper shipper_;
+  std::unique_ptr<DraftPrefill> draft_;  // null without a draft model
   std::vector<runtime::PrefillChunk> chunks_;
   std::vector<Call*> step_calls_;  // of the running step, one per chunk
   std::vector<float> row_;         // one row of logits

@@ -74,6 +74,7 @@ worker::v1::RequestSpec GenerateCall::MakeSpec() const {
   }
   *spec.mutable_sampling() = sampling_;
   spec.set_cache_salt(request_.request->cache_salt());
+  spec.set_priority(request_.request->priority());
   return spec;
 }
 
@@ -171,6 +172,7 @@ void GenerateCall::OnReserved(worker::v1::DecodeResponse::Reserved reserved) {
   ticket.set_decode_address(attempt.route.decode);
   ticket.set_first_missing_block(reserved.first_missing_block());
   *ticket.mutable_block_table() = std::move(*reserved.mutable_block_table());
+  if (reserved.has_draft()) *ticket.mutable_draft() = std::move(*reserved.mutable_draft());
   attempt.prefill->SendTicket(std::move(ticket));
   DeliverFirst();
 }

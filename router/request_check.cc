@@ -119,6 +119,10 @@ absl::Status CheckPrompt(const v1::GenerateRequest& request, uint32_t vocab_size
   if (request.parse_special() && request.prompt_case() != v1::GenerateRequest::kText) {
     return FieldViolation("parse_special", "only for text");
   }
+  if (std::abs(int64_t{request.priority()}) > kMaxPriority) {
+    return FieldViolation("priority", absl::StrCat(request.priority(), " is not in [-",
+                                                   kMaxPriority, ", ", kMaxPriority, "]"));
+  }
   if (request.cache_salt().size() > kMaxSaltBytes) {
     return FieldViolation(
         "cache_salt", absl::StrCat(request.cache_salt().size(), " bytes; at most ", kMaxSaltBytes));

@@ -23,6 +23,7 @@ inline constexpr uint32_t kMaxLogprobs = 20;
 inline constexpr float kMaxLogitBias = 100;
 inline constexpr float kMaxPenalty = 2;
 inline constexpr size_t kMaxSaltBytes = 1024;
+inline constexpr int64_t kMaxPriority = 16;
 
 // Everything that can be said without encoding text.
 // Errors: INVALID_ARGUMENT with the field as BadRequest.FieldViolation.

@@ -34,6 +34,7 @@ absl::StatusOr<runtime::EngineRequest> RequestFromProto(const v1::RequestSpec& s
   request.prompt_ids.assign(spec.prompt_ids().begin(), spec.prompt_ids().end());
   request.params = ParamsFromProto(spec.sampling());
   request.cache_salt = spec.cache_salt();
+  request.priority = spec.priority();
   request.resumed_tokens =
       static_cast<int>(std::min<uint32_t>(spec.resumed_tokens(), spec.prompt_ids_size()));
   BATON_RETURN_IF_ERROR(runtime::ValidateRequest(request, limits));

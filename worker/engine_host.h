@@ -31,6 +31,26 @@ absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
                                       int step_tokens,
                                       int max_logit_rows);
 
+// What two workers compare before keys and values travel between them.
+v1::LayoutFingerprint FingerprintOf(const runtime::ModelRunner& runner,
+                                    const text::Tokenizer& tokenizer);
+
+struct DraftRunnerOptions {
+  int step_tokens = 0;
+  int max_logit_rows = 1;
+  int num_blocks = 0;
+};
+
+// Loads the draft model at `path` for `target`, with a KV pool that peers can write into. `options`
+// are the worker's: device, threads, precision of the cache.
+// Errors: INVALID_ARGUMENT when its vocabulary or tokenizer is not the target's, and those of
+// ModelRunner::Create.
+absl::StatusOr<std::unique_ptr<runtime::ModelRunner>> LoadDraftRunner(
+    const DraftRunnerOptions& draft,
+    const std::string& path,
+    const WorkerOptions& options,
+    const EngineHost& target);
+
 // The tokenizer of the checkpoint that `runner` has loaded. Errors: those of Tokenizer::Load*.
 absl::StatusOr<std::unique_ptr<text::Tokenizer>> LoadTokenizer(const runtime::ModelRunner& runner);
 

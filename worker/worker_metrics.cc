@@ -81,6 +81,9 @@ WorkerMetrics::WorkerMetrics(base::Metrics* metrics)
     quarantine = metrics->histogram(HistogramId::kKvQuarantine);
     exposed = metrics->histogram(HistogramId::kKvTransferExposed);
     reservations_expired = metrics->counter(CounterId::kKvReservationExpired);
+    draft_prompt_computed = metrics->counter(CounterId::kSpecDecodeDraftPromptTokens, "computed");
+    draft_prompt_transferred =
+        metrics->counter(CounterId::kSpecDecodeDraftPromptTokens, "transferred");
     drafts_ = metrics->counter(CounterId::kSpecDecodeDrafts);
     draft_tokens_ = metrics->counter(CounterId::kSpecDecodeDraftTokens);
     accepted_tokens_ = metrics->counter(CounterId::kSpecDecodeAcceptedTokens);

@@ -71,6 +71,7 @@ class WorkerMetrics {
   // Decode only.
   base::Histogram quarantine, exposed;
   base::Counter reservations_expired;
+  base::Counter draft_prompt_computed, draft_prompt_transferred;
 
  private:
   base::Metrics* metrics_ = nullptr;

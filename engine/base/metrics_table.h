@@ -40,6 +40,9 @@
   X(SpecDecodeAcceptedTokensPerPos, "baton_spec_decode_accepted_tokens_per_pos_total", kDecode,   \
     "position",                                                                                   \
     "Accepted draft tokens by their place in the row of drafts, from 0.")                         \
+  X(SpecDecodeDraftPromptTokens, "baton_spec_decode_draft_prompt_tokens_total", kDecode,          \
+    "source=computed|transferred",                                                                \
+    "Tokens in the draft model's cache that it did not draft, by where their KV came from.")      \
   /* Hand-over. */                                                                                \
   X(KvTransferUnitsSkipped, "baton_kv_transfer_units_skipped_total", kPrefill, "reason=prefix",   \
     "Blocks that were not sent because the decode worker held them.")                             \

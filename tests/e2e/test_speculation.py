@@ -82,6 +82,22 @@ def test_smollm2_copies_its_input_in_fewer_steps(pool):
     assert runs[1].timings.accept_length > 1.5 * runs[0].timings.accept_length
 
 
+# The prefill worker computes the draft model's KV too and hands it over; where it does not, the decode worker does.
+@pytest.mark.parametrize("shipped", [True, False])
+def test_the_draft_models_kv_is_handed_over_or_computed(pool, shipped):
+    flag = KINDS["draft model"]
+    plain = pool.get(TINY, decode_flags=OFF)
+    service = pool.get(TINY, decode_flags=flag + ("--no-ngram-drafts",), prefill_flags=flag if shipped else ())
+    ids = [7 + 13 * i % 1900 for i in range(500)]
+    sampling = {"temperature": 0, "max_tokens": 100, "ignore_eos": True}
+    answer = service.stream(service.request(ids=ids, sampling=sampling))
+    assert answer.ids() == plain.stream(plain.request(ids=ids, sampling=sampling)).ids()
+    service.wait_idle()
+    worker = service.decode[0]
+    came = worker.metric('baton_spec_decode_draft_prompt_tokens_total{source="transferred"}')
+    assert came == (448 if shipped else 0)
+
+
 @pytest.mark.parametrize("flag,named", [
     ("--max-draft-tokens=16", "max-draft-tokens"), ("--max-draft-tokens=-1", "max-draft-tokens"),
     ("--draft-weight-dtype=int3", "int8"), ("--draft-model=/nowhere", "/nowhere"), ("--swap-space=-1", "swap-space"),

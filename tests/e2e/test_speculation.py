@@ -94,7 +94,7 @@ def test_the_draft_models_kv_is_handed_over_or_computed(pool, shipped):
     assert answer.ids() == plain.stream(plain.request(ids=ids, sampling=sampling)).ids()
     service.wait_idle()
     worker = service.decode[0]
-    came = worker.metric('baton_spec_decode_draft_prompt_tokens_total{source="transferred"}')
+    came = worker.metric("baton_spec_decode_draft_prompt_tokens_total", source="transferred")
     assert came == (448 if shipped else 0)
 
 

@@ -306,6 +306,8 @@ void DecodeLoop::PublishLoad() {
       cache.query_tokens() - std::exchange(counted_queries_, cache.query_tokens())));
   metrics_.cache_hits.Increment(
       static_cast<double>(cache.hit_tokens() - std::exchange(counted_hits_, cache.hit_tokens())));
+  metrics_.cache_evictions.Increment(static_cast<double>(
+      cache.evictions() - std::exchange(counted_evictions_, cache.evictions())));
   if (draft_intake_ != nullptr) {
     const int64_t landed = draft_intake_->landed_tokens();
     metrics_.draft_prompt_transferred.Increment(

@@ -177,7 +177,7 @@ class DecodeLoop : private runtime::LayerObserver {
   StepLoad load_of_step_;         // its decoding sequences
   absl::Duration last_step_end_;  // zero: there was nothing to do since
   absl::flat_hash_map<CallId, std::unique_ptr<Call>> calls_;
-  uint64_t counted_queries_ = 0, counted_hits_ = 0;
+  uint64_t counted_queries_ = 0, counted_hits_ = 0, counted_evictions_ = 0;
   int64_t counted_preemptions_ = 0, counted_draft_tokens_ = 0;
 
   mutable base::Mutex load_mutex_;

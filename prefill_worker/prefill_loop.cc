@@ -281,6 +281,8 @@ void PrefillLoop::PublishLoad() {
       cache.query_tokens() - std::exchange(counted_queries_, cache.query_tokens())));
   metrics_.cache_hits.Increment(
       static_cast<double>(cache.hit_tokens() - std::exchange(counted_hits_, cache.hit_tokens())));
+  metrics_.cache_evictions.Increment(static_cast<double>(
+      cache.evictions() - std::exchange(counted_evictions_, cache.evictions())));
   base::MutexLock lock(&load_mutex_);
   load_ = std::move(load);
 }

@@ -141,7 +141,7 @@ class PrefillLoop : private runtime::LayerObserver {
   absl::flat_hash_map<CallId, std::unique_ptr<Call>> calls_;
   std::vector<std::unique_ptr<Call>> gone_;  // ended while a step reads them
   bool in_step_ = false;
-  uint64_t counted_queries_ = 0, counted_hits_ = 0;
+  uint64_t counted_queries_ = 0, counted_hits_ = 0, counted_evictions_ = 0;
 
   mutable base::Mutex load_mutex_;
   worker::v1::WorkerLoad load_ ABSL_GUARDED_BY(load_mutex_);

@@ -34,6 +34,7 @@ WorkerMetrics::WorkerMetrics(base::Metrics* metrics)
       generation_tokens(metrics->counter(CounterId::kGenerationTokens)),
       cache_queries(metrics->counter(CounterId::kPrefixCacheQueries)),
       cache_hits(metrics->counter(CounterId::kPrefixCacheHits)),
+      cache_evictions(metrics->counter(CounterId::kPrefixCacheEvictions)),
       preemptions(metrics->counter(CounterId::kPreemptions)),
       nan_logits(metrics->counter(CounterId::kNanLogits)),
       inter_token_latency(metrics->histogram(HistogramId::kInterTokenLatency)),

@@ -58,7 +58,7 @@ class WorkerMetrics {
 
   base::Counter prompt_computed, prompt_cached, prompt_transferred;
   base::Counter generation_tokens;
-  base::Counter cache_queries, cache_hits;
+  base::Counter cache_queries, cache_hits, cache_evictions;
   base::Counter preemptions;
   base::Counter nan_logits;
   base::Histogram inter_token_latency;

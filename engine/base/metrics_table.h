@@ -24,6 +24,8 @@
     "Prompt tokens looked up in the prefix cache.")                                               \
   X(PrefixCacheHits, "baton_prefix_cache_hits_total", kWorkers, "",                               \
     "Prompt tokens found in the prefix cache.")                                                   \
+  X(PrefixCacheEvictions, "baton_prefix_cache_evictions_total", kWorkers, "",                     \
+    "Blocks that left the prefix cache to make room.")                                            \
   X(Preemptions, "baton_preemptions_total", kWorkers, "",                                         \
     "Sequences put back for want of KV blocks.")                                                  \
   X(NanLogits, "baton_nan_logits_total", kWorkers, "",                                            \
@@ -144,7 +146,7 @@
     kItl,                                                                                         \
     "Duration of one step.")                                                                      \
   X(StepGap, "baton_step_gap_seconds", kWorkers, "", kTransferSeconds,                            \
-    "Between two steps with work: planning, drawing tokens, sending.")                            \
+    "Between two steps with work: planning, drafting, drawing, sending.")                            \
   X(SpecDecodeAcceptLength, "baton_spec_decode_accept_length", kDecode, "", kAcceptLength,        \
     "Tokens that a step with drafts has given one sequence: the accepted ones and one more.")     \
   X(KvAppend, "baton_kv_append_seconds", kWorkers, "", kItl,                                      \

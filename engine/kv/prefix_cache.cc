@@ -157,11 +157,13 @@ void PrefixCache::OnUnused(BlockId block) {
 }
 
 void PrefixCache::Evict() {
+  const int before = num_entries_;
   if (!unused_leaves_.empty()) {
     Remove(unused_leaves_.begin()->second);
   } else if (!unused_inner_.empty()) {
     RemoveWithDescendants(unused_inner_.begin()->second);
   }
+  evictions_ += static_cast<uint64_t>(before - num_entries_);
 }
 
 bool PrefixCache::Holds(BlockId block) const { return entries_[block].present; }

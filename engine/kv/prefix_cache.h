@@ -58,6 +58,8 @@ class PrefixCache : public BlockPool::Holder {
   // Over all Match calls: tokens asked for and tokens found.
   uint64_t query_tokens() const { return query_tokens_; }
   uint64_t hit_tokens() const { return hit_tokens_; }
+  // Blocks that have left the cache to make room.
+  uint64_t evictions() const { return evictions_; }
 
   // BlockPool::Holder.
   void OnUsed(BlockId block) override;
@@ -114,6 +116,7 @@ class PrefixCache : public BlockPool::Holder {
   uint64_t ticks_ = 0;
   uint64_t query_tokens_ = 0;
   uint64_t hit_tokens_ = 0;
+  uint64_t evictions_ = 0;
 };
 
 }  // namespace baton::kv

@@ -114,6 +114,7 @@ TEST_F(PrefixCacheTest, EvictedBlockIsNotFoundAndNothingBehindItEither) {
   const std::vector<BlockId> others =
       Compute(Blocks({7, 8, 9, 10, 11, 12, 13}));  // 5 free, 2 unused
   EXPECT_EQ(Match(Blocks({1, 2, 3})), std::vector<BlockId>{cached[0]});
+  EXPECT_EQ(cache_.evictions(), 2u);
   Check();
   pool_.Release(cached[0]);
   pool_.Release(head);

@@ -294,6 +294,7 @@ TEST_F(GenerateCallTest, ClientThatDoesNotReadEndsTheCall) {
 TEST_F(GenerateCallTest, WorkersGetResolvedParametersAndTheDeadline) {
   v1::GenerateRequest request = Request();
   request.set_cache_salt("salt");
+  request.set_priority(-3);
   request.mutable_sampling()->set_seed(0);
   request.mutable_sampling()->set_temperature(0);
   Running running = Start(request, absl::Seconds(7));
@@ -304,6 +305,7 @@ TEST_F(GenerateCallTest, WorkersGetResolvedParametersAndTheDeadline) {
   EXPECT_EQ(spec.sampling().max_tokens(), 10u);
   EXPECT_EQ(spec.sampling().logprobs(), -1);
   EXPECT_EQ(spec.cache_salt(), "salt");
+  EXPECT_EQ(spec.priority(), -3);
   EXPECT_EQ(spec.attempt(), 1u);
   EXPECT_EQ(legs_.decodes[0]->deadline, clock_.Now() + absl::Seconds(7));
   EXPECT_EQ(legs_.prefills[0]->deadline, clock_.Now() + absl::Seconds(7));

@@ -22,6 +22,18 @@ v1::GenerateRequest Request() {
 
 using Change = std::function<void(v1::SamplingParams*)>;
 
+TEST(RequestCheckTest, PrioritiesAreFromMinus16To16) {
+  for (const int priority : {-17, 17, std::numeric_limits<int>::min()}) {
+    v1::GenerateRequest request = Request();
+    request.set_priority(priority);
+    const absl::Status status = CheckRequest(request, kVocab);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << priority;
+    EXPECT_NE(status.message().find("priority"), absl::string_view::npos);
+    request.set_priority(priority < 0 ? -16 : 16);
+    EXPECT_TRUE(CheckRequest(request, kVocab).ok());
+  }
+}
+
 // Cases 5.2 and 4.1: out of range is refused by name.
 TEST(RequestCheckTest, ValuesOutOfRangeAreRefusedByName) {
   const float nan = std::nanf(""), inf = std::numeric_limits<float>::infinity();

@@ -49,7 +49,8 @@ struct DecodeLoopOptions {
 // RunOnce.
 class DecodeLoop : private runtime::LayerObserver {
  public:
-  // All references outlive the loop.
+  // All references outlive the loop. `runner` takes steps of all the tokens and rows that the
+  // options allow: of the batch, its drafts and a chunk.
   DecodeLoop(const DecodeLoopOptions& options,
              runtime::ModelRunner& runner,
              const text::Tokenizer& tokenizer,

@@ -189,7 +189,10 @@ class DecodeRole : public worker::WorkerRole {
     return absl::OkStatus();
   }
   bool idle() const override { return loop_->num_calls() == 0; }
-  void StopEngine() override { loop_->Stop(); }
+  void StopEngine() override {
+    loop_->Stop();
+    service_->FinishSending();
+  }
 
  private:
   int StepDrafts() const {

@@ -11,7 +11,7 @@ namespace {
 
 // How long a sequence that could draft goes without, for KV that may be on its way. A prefill
 // worker computes it after the prompt itself, in a fraction of that time, or not at all.
-constexpr absl::Duration kPatience = absl::Seconds(1);
+constexpr absl::Duration kPatience = absl::Milliseconds(500);
 
 }  // namespace
 

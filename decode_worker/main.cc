@@ -21,6 +21,7 @@ namespace baton::decode {
 
 struct DecodeOptions {
   DecodeLoopOptions loop;
+  bool test_free_drafts = false;
   int64_t swap_bytes = int64_t{256} << 20;
   std::string draft_model;                  // path; empty: none
   std::string draft_weight_dtype = "none";  // of a copy of the model itself: none, q4, int8
@@ -67,6 +68,10 @@ ABSL_FLAG(std::string,
           DecodeOptions{}.draft_weight_dtype,
           "Draft with a copy of the model's own weights in this precision: none, q4 or int8. A "
           "model that computes in it already goes without.");
+ABSL_FLAG(bool,
+          test_free_drafts,
+          DecodeOptions{}.test_free_drafts,
+          "For tests only: drafts are taken to cost nothing, so that there are always some.");
 ABSL_FLAG(std::string,
           kv_listen,
           DecodeOptions{}.kv_listen,
@@ -91,6 +96,7 @@ DecodeOptions OptionsFromFlags(const worker::WorkerOptions& worker_options) {
   options.loop.speculation.max_step_drafts = absl::GetFlag(FLAGS_max_step_draft_tokens);
   options.loop.speculation.ngram = absl::GetFlag(FLAGS_ngram_drafts);
   options.swap_bytes = absl::GetFlag(FLAGS_swap_space);
+  options.test_free_drafts = absl::GetFlag(FLAGS_test_free_drafts);
   options.draft_model = absl::GetFlag(FLAGS_draft_model);
   options.draft_weight_dtype = absl::GetFlag(FLAGS_draft_weight_dtype);
   options.loop.max_calls = worker_options.max_calls;
@@ -202,10 +208,12 @@ class DecodeRole : public worker::WorkerRole {
   // Steps are timed on the empty pool before the first request comes.
   absl::Status SetUpSpeculation(const worker::WorkerMetrics& metrics) {
     if (StepDrafts() == 0) return absl::OkStatus();
-    BATON_ASSIGN_OR_RETURN(
-        StepCost cost,
-        MeasureStepCost(*host_->runner, std::min(max_logit_rows(), step_tokens()), kCostBudget));
-    loop_->set_step_cost(std::move(cost));
+    if (!options_.test_free_drafts) {
+      BATON_ASSIGN_OR_RETURN(
+          StepCost cost,
+          MeasureStepCost(*host_->runner, std::min(max_logit_rows(), step_tokens()), kCostBudget));
+      loop_->set_step_cost(std::move(cost));
+    }
     DraftModelOptions draft;
     draft.max_batch = options_.loop.scheduler.max_batch;
     draft.cost_budget = kCostBudget;

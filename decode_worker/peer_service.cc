@@ -65,13 +65,14 @@ class Session : public grpc::ServerBidiReactor<PeerMessage, PeerMessage>,
     if (!incoming_.has_hello()) {
       return absl::InvalidArgumentError("peer: the first message is no hello");
     }
-    const bool draft = incoming_.hello().role() == kDraftRole;
+    worker::v1::Hello peer = incoming_.hello();
+    const bool draft = peer.role() == kDraftRole;
+    if (draft) peer.set_role("prefill");  // as such the draft model's receiver knows it
     receiver_ = draft ? receivers_.draft : receivers_.target;
     if (receiver_ == nullptr)
       return absl::FailedPreconditionError("peer: there is no draft model here");
     kvtransfer::SessionId session;
-    absl::StatusOr<worker::v1::Hello> hello =
-        receiver_->OnPeerHello(incoming_.hello(), this, &session);
+    absl::StatusOr<worker::v1::Hello> hello = receiver_->OnPeerHello(peer, this, &session);
     if (!hello.ok()) return hello.status();
     session_ = session;
     PeerMessage reply;

@@ -80,7 +80,7 @@ TEST_F(DraftIntakeTest, WaitingHasAnEnd) {
   const auto draft = intake_.Reserve(kCall, Prompt(128));
   clock_.Advance(absl::Seconds(100));  // the prompt itself is being computed
   EXPECT_TRUE(intake_.IsComing(kCall));
-  clock_.Advance(absl::Milliseconds(900));
+  clock_.Advance(absl::Milliseconds(450));
   EXPECT_TRUE(intake_.IsComing(kCall));
   clock_.Advance(absl::Milliseconds(200));
   EXPECT_FALSE(intake_.IsComing(kCall));

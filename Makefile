@@ -11,7 +11,7 @@ TARGETS ?=
 SEED_BASE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help deps tools models build demo check unit parity sim e2e tidy lint test test-all asan tsan fuzz bench bench-anchor clean
+.PHONY: help deps tools models build demo check unit parity sim e2e tidy deploy lint test test-all asan tsan fuzz bench bench-anchor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -51,11 +51,15 @@ e2e: build tools models  ## real processes, driven over gRPC
 tidy: tools  ## rules of STYLE: rooms, names, includes, protos
 	@.cache/tools/venv/bin/python -m pytest -q tests/tidy
 
-test: build tools models  ## everything that takes minutes: build, unit, parity, sim, e2e, tidy
+deploy: build tools  ## chart, dashboards, alerts, load recipes and the guide's commands
+	@BATON_BUILD_DIR=$(CURDIR)/$(BUILD) .cache/tools/venv/bin/python -m pytest -q -m "not slow" tests/deploy
+
+test: build tools models  ## everything that takes minutes: build, unit, parity, sim, e2e, tidy, deploy
 	@scripts/run_tests.sh $(BUILD)
 
-test-all: test asan tsan  ## adds what takes longer: sanitizers, exhaustive and long runs
-	@BATON_BUILD_DIR=$(CURDIR)/$(BUILD) .cache/tools/venv/bin/python -m pytest -q -m slow tests/e2e
+test-all: test asan tsan  ## adds what takes longer: sanitizers, exhaustive and long runs, pages in a browser
+	@scripts/install_deps.sh --browser
+	@BATON_BUILD_DIR=$(CURDIR)/$(BUILD) .cache/tools/venv/bin/python -m pytest -q -m slow tests/e2e tests/deploy
 	@ctest --test-dir $(BUILD) -L long --output-on-failure
 
 lint: build tools  ## format, scripts, protos, and clang's check of who holds which mutex

@@ -11,5 +11,7 @@ int RunChat(int argc, char** argv);
 int RunStatus(int argc, char** argv);
 int RunTokenize(int argc, char** argv);
 int RunRender(int argc, char** argv);
+int RunKvSize(int argc, char** argv);
+int RunCheckConfig(int argc, char** argv);
 
 }  // namespace baton::cli

@@ -50,7 +50,7 @@ void PrintTable(const v1::GetStatusResponse& status) {
 int RunStatus(int argc, char** argv) {
   const base::FlagsOutcome flags = base::HandleFlags(
       argc, argv, "baton status --address HOST:PORT: workers, load, KV use and transports.",
-      {"cli/common_flags"});
+      {"cli/common_flags", "cli/json_flag"});
   if (!flags.go_on) return flags.exit_code;
   Client client(AddressFlag());
   const absl::StatusOr<v1::GetStatusResponse> status = client.GetStatus(absl::Seconds(5));

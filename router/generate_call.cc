@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
@@ -15,7 +16,6 @@ namespace baton::router {
 
 // When a client should come back that found the queue full or no worker.
 constexpr absl::Duration kRetryDelay = absl::Seconds(1);
-constexpr size_t kMaxLabelBytes = 64;  // of a client's label in a log line
 
 GenerateCall::GenerateCall(const CallDeps& deps,
                            CallRequest request,
@@ -230,12 +230,19 @@ void GenerateCall::Complete() {
   usage->set_completion_tokens(sent_tokens());
   usage->set_cached_prompt_tokens(cached_prompt_tokens_);
   usage->set_seed(sampling_.seed());
-  v1::Timings* timings = message.mutable_finished()->mutable_timings();
-  FillTimings(times_, deps_.clock->Now(), timings);
-  timings->set_prefill_worker(attempt_->route.prefill);
-  timings->set_decode_worker(attempt_->route.decode);
-  timings->set_retries(num_attempts_ - 1);
+  *message.mutable_finished()->mutable_timings() = MakeTimings();
   End(sink_->Write(std::move(message)));
+}
+
+v1::Timings GenerateCall::MakeTimings() const {
+  v1::Timings timings;
+  FillTimings(times_, deps_.clock->Now(), &timings);
+  if (attempt_ != nullptr) {
+    timings.set_prefill_worker(attempt_->route.prefill);
+    timings.set_decode_worker(attempt_->route.decode);
+  }
+  timings.set_retries(num_attempts_ > 0 ? num_attempts_ - 1 : 0);
+  return timings;
 }
 
 void GenerateCall::Reject(const absl::Status& status, absl::string_view reason) {
@@ -249,6 +256,7 @@ void GenerateCall::End(const absl::Status& status) {
   if (waiting_.has_value())
     deps_.admission->Cancel(*waiting_);  // too late: OnAdmitted gives the place back
   if (timer_.has_value()) deps_.timers->Cancel(*timer_);
+  Report(status);  // names the workers: before they are dropped
   DropAttempt();
   if (has_place_) deps_.admission->Leave();
   has_place_ = false;
@@ -258,14 +266,32 @@ void GenerateCall::End(const absl::Status& status) {
       .Observe(absl::ToDoubleSeconds(now - times_.received));
   deps_.metrics->CountRequest(request_.method, status.code());
   deps_.metrics->in_flight.Add(-1);
-  if (absl::IsInternal(status) || absl::IsUnavailable(status) || absl::IsDataLoss(status)) {
-    BATON_LOG(Warning, "request failed", LogField("request_id", request_.request_id),
-              LogField("label", request_.request->request_label().substr(0, kMaxLabelBytes)),
-              LogField("code", absl::StatusCodeToString(status.code())),
-              LogField("message", status.message()), LogField("tokens_sent", sent_tokens()),
-              LogField("attempts", num_attempts_));
-  }
   sink_->Finish(status);
+}
+
+void GenerateCall::Report(const absl::Status& status) {
+  RequestReport report;
+  report.request_id = request_.request_id;
+  report.label = request_.request->request_label();
+  report.trace_id = request_.trace.trace_id;
+  report.method = request_.method;
+  report.ended = absl::Now();
+  report.code = status.code();
+  report.message = std::string(status.message());
+  report.prompt_tokens = prompt_tokens();
+  report.cached_prompt_tokens = cached_prompt_tokens_;
+  report.completion_tokens = sent_tokens();
+  report.attempts = num_attempts_;
+  report.timings = MakeTimings();
+  const bool failed =
+      absl::IsInternal(status) || absl::IsUnavailable(status) || absl::IsDataLoss(status);
+  if (failed) {
+    BATON_LOG(Warning, "request failed", RequestLogFields(report));
+  } else {
+    BATON_LOG(Info, "request", RequestLogFields(report));
+  }
+  sink_->AddTrailer("baton-server-timing", ServerTiming(report.timings));
+  if (deps_.on_end) deps_.on_end(report);
 }
 
 }  // namespace baton::router

@@ -24,9 +24,11 @@
 #include "router/legs.h"
 #include "router/model_facts.h"
 #include "router/prompt_encoder.h"
+#include "router/request_report.h"
 #include "router/route_policy.h"
 #include "router/strand.h"
 #include "router/timers.h"
+#include "router/trace_context.h"
 #include "router/worker_table.h"
 
 namespace baton::router {
@@ -38,6 +40,8 @@ class ClientSink {
   // Errors: CANCELLED when the client is gone, RESOURCE_EXHAUSTED when it reads so slowly that too
   // much waits.
   virtual absl::Status Write(v1::GenerateResponse response) = 0;
+  // Metadata that goes with the end. Before Finish.
+  virtual void AddTrailer(const std::string& key, const std::string& value) {}
   // Exactly once, last.
   virtual void Finish(const absl::Status& status) = 0;
 };
@@ -61,6 +65,7 @@ struct CallDeps {
       absl::Milliseconds(20);  // before asking a full decode worker again
   absl::Duration done_grace =
       absl::Milliseconds(100);  // for figures of the prefill side, after the last token
+  std::function<void(const RequestReport&)> on_end;  // of every request; null: nobody asks
 };
 
 struct CallRequest {
@@ -69,6 +74,7 @@ struct CallRequest {
   std::string method;       // generate, generate_unary: a label of metrics
   absl::Duration received;  // times of the clock
   absl::Duration deadline;
+  TraceContext trace;
 };
 
 // Thread-safe. Shared, because workers' events may arrive after the client has gone: each open leg
@@ -133,6 +139,9 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
   void Reject(const absl::Status& status, absl::string_view reason);
   // The one terminal event.
   void End(const absl::Status& status);
+  v1::Timings MakeTimings() const;
+  // Log line, trailer and whoever asked for reports.
+  void Report(const absl::Status& status);
 
   const CallDeps deps_;
   const CallRequest request_;

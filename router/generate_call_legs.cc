@@ -74,6 +74,7 @@ worker::v1::RequestSpec GenerateCall::MakeSpec() const {
   }
   *spec.mutable_sampling() = sampling_;
   spec.set_cache_salt(request_.request->cache_salt());
+  spec.set_traceparent(request_.trace.Header());
   return spec;
 }
 

@@ -85,6 +85,11 @@ std::chrono::system_clock::time_point WallTime(absl::Duration deadline, const ba
   return absl::ToChronoTime(absl::Now() + (deadline - clock.Now()));
 }
 
+// As metadata too, for whatever traces calls between router and workers.
+void AddTrace(const worker::v1::RequestSpec& spec, grpc::ClientContext* context) {
+  if (!spec.traceparent().empty()) context->AddMetadata("traceparent", spec.traceparent());
+}
+
 class GrpcPrefillLeg : public PrefillLeg {
  public:
   using Call = LegCall<worker::v1::PrefillRequest, worker::v1::PrefillResponse>;
@@ -130,6 +135,7 @@ std::unique_ptr<PrefillLeg> GrpcLegFactory::OpenPrefill(const std::string& addre
   auto stub = worker::v1::PrefillWorker::NewStub(channels_->of(address));
   auto call = std::make_shared<GrpcPrefillLeg::Call>(std::move(events));
   call->context()->set_deadline(WallTime(deadline, *clock_));
+  AddTrace(open.spec(), call->context());
   stub->async()->Prefill(call->context(), call.get());
   worker::v1::PrefillRequest request;
   *request.mutable_open() = std::move(open);
@@ -144,6 +150,7 @@ std::unique_ptr<DecodeLeg> GrpcLegFactory::OpenDecode(const std::string& address
   auto stub = worker::v1::DecodeWorker::NewStub(channels_->of(address));
   auto call = std::make_shared<GrpcDecodeLeg::Call>(std::move(events));
   call->context()->set_deadline(WallTime(deadline, *clock_));
+  AddTrace(open.spec(), call->context());
   stub->async()->Generate(call->context(), call.get());
   worker::v1::DecodeRequest request;
   *request.mutable_open() = std::move(open);

@@ -31,9 +31,16 @@ ROUTER_FLAG(std::string, prefill, "Prefill workers: HOST:PORT, with commas betwe
 ROUTER_FLAG(std::string, decode, "Decode workers: HOST:PORT, with commas between several.");
 ROUTER_FLAG(std::string, listen, "HOST:PORT of the gRPC server; port 0: any free one.");
 ROUTER_FLAG(int32_t, http_port, "Port of /metrics, /health and /ready; 0: any free one, -1: none.");
+ROUTER_FLAG(int32_t,
+            health_port,
+            "Port for grpc.health.v1 alone, as probes want it; 0: any free one, -1: none.");
+ROUTER_FLAG(std::string,
+            metrics_compat,
+            "none, or vllm: /metrics carries the names of vLLM's metrics beside ours.");
 ROUTER_FLAG(std::string,
             port_file,
-            "File that gets {\"grpc\":PORT,\"http\":PORT} when both are open; empty: none.");
+            "File that gets {\"grpc\":PORT,\"http\":PORT,\"health\":PORT} when all are open; "
+            "empty: none.");
 ROUTER_FLAG(bool, reflection, "Serve gRPC reflection.");
 ROUTER_FLAG(bool, channelz, "Serve gRPC channelz.");
 ROUTER_FLAG(int32_t, max_concurrent, "Most requests at work at a time; further ones wait.");
@@ -50,6 +57,12 @@ ROUTER_FLAG(absl::Duration,
             "Longest time a request may take, whatever its client says.");
 ROUTER_FLAG(absl::Duration, heartbeat_timeout, "A worker silent for this long is down.");
 ROUTER_FLAG(absl::Duration, drain_timeout, "After SIGTERM, how long running requests may go on.");
+ROUTER_FLAG(std::string,
+            page,
+            "The live page on the HTTP port: full, read-only (nothing can be tried) or off.");
+ROUTER_FLAG(std::string,
+            page_token_file,
+            "File with the token that the live page asks its visitors for; empty: none.");
 ROUTER_FLAG(std::string, log_level, "debug, info, warning or error.");
 #undef ROUTER_FLAG
 
@@ -66,6 +79,8 @@ RouterOptions OptionsFromFlags() {
   options.decode = absl::GetFlag(FLAGS_decode);
   options.listen = absl::GetFlag(FLAGS_listen);
   options.http_port = absl::GetFlag(FLAGS_http_port);
+  options.health_port = absl::GetFlag(FLAGS_health_port);
+  options.metrics_compat = absl::GetFlag(FLAGS_metrics_compat);
   options.port_file = absl::GetFlag(FLAGS_port_file);
   options.reflection = absl::GetFlag(FLAGS_reflection);
   options.channelz = absl::GetFlag(FLAGS_channelz);
@@ -77,6 +92,8 @@ RouterOptions OptionsFromFlags() {
   options.request_timeout_max = absl::GetFlag(FLAGS_request_timeout_max);
   options.heartbeat_timeout = absl::GetFlag(FLAGS_heartbeat_timeout);
   options.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
+  options.page = absl::GetFlag(FLAGS_page);
+  options.page_token_file = absl::GetFlag(FLAGS_page_token_file);
   options.log_level = absl::GetFlag(FLAGS_log_level);
   return options;
 }

@@ -10,6 +10,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/base/version.h"
 #include "router/grpc_legs.h"
+#include "router/live_page.h"
 #include "router/router_service.h"
 
 namespace baton::router {
@@ -45,10 +46,14 @@ std::vector<std::string> AllAddresses(const ResolvedOptions& resolved) {
 
 // Members are used by those below them, and go in the reverse order.
 struct Router::Impl {
-  Impl(const RouterOptions& options, const ResolvedOptions& resolved, ModelFacts model)
+  Impl(const RouterOptions& options,
+       const ResolvedOptions& resolved,
+       ModelFacts model,
+       std::string page_token)
       : facts(std::move(model)),
         metrics(base::Metrics::Create(base::Role::kRouter, facts.name)),
         router_metrics(metrics.get()),
+        page({.read_only = options.page != "full", .token = std::move(page_token)}),
         table(TableOptions(options, resolved, facts, metrics.get())),
         addresses(AllAddresses(resolved)),
         channels(addresses),
@@ -63,7 +68,8 @@ struct Router::Impl {
                 static_cast<size_t>(options.max_concurrent + options.max_queue)),
         legs(&channels, &clock),
         service(ServiceOptions(options, resolved)) {
-    metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, "none", "none"}).Set(1);
+    metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, "none", "none"})
+        .Set(1);
   }
 
   RouterServiceOptions ServiceOptions(const RouterOptions& options,
@@ -80,6 +86,7 @@ struct Router::Impl {
     out.deps.metrics = &router_metrics;
     out.deps.draw_seed = &DrawSeed;
     out.deps.topology = resolved.topology;
+    out.deps.on_end = [this](const RequestReport& report) { page.Note(report); };
     out.deps.max_model_len = static_cast<uint32_t>(options.max_model_len);
     out.encoder_pool = &encoder;
     out.request_timeout_max = options.request_timeout_max;
@@ -100,6 +107,7 @@ struct Router::Impl {
   const ModelFacts facts;
   const std::unique_ptr<base::Metrics> metrics;
   const RouterMetrics router_metrics;
+  LivePage page;
   WorkerTable table;
   const std::vector<std::string> addresses;
   const WorkerChannels channels;
@@ -125,11 +133,17 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Start(const RouterOptions& optio
   BATON_LOG(Info, "model", LogField("name", facts.name),
             LogField("vocab_size", facts.config.vocab_size),
             LogField("chat_template", facts.chat.has_value() ? facts.chat->name() : "none"));
-  auto impl = std::make_unique<Impl>(options, resolved, std::move(facts));
+  BATON_ASSIGN_OR_RETURN(std::string page_token, ReadPageToken(options.page_token_file));
+  auto impl = std::make_unique<Impl>(options, resolved, std::move(facts), std::move(page_token));
+  if (options.page != "off") {
+    resolved.server.routes = impl->page.Routes(
+        [impl = impl.get()](v1::GetStatusResponse* status) { impl->service.FillStatus(status); });
+  }
   BATON_ASSIGN_OR_RETURN(impl->server,
                          process::ServerProcess::Start(resolved.server, impl->metrics.get(),
                                                        {impl->service.service()}));
   impl->server_ptr.store(impl->server.get());
+  impl->page.SetAddress(impl->server->grpc_address());
   impl->table.set_on_change([impl = impl.get()] { impl->UpdateReady(); });
   impl->watch = std::make_unique<WorkerWatch>(impl->addresses, &impl->channels, &impl->timers,
                                               &impl->clock, &impl->table);

@@ -42,8 +42,22 @@ absl::Status CheckNumbers(const RouterOptions& o) {
   BATON_RETURN_IF_ERROR(at_least("client-buffer", o.client_buffer, 1));
   BATON_RETURN_IF_ERROR(at_least("encoder-threads", o.encoder_threads, 1));
   BATON_RETURN_IF_ERROR(at_least("http-port", o.http_port, -1));
-  if (o.http_port > 65535)
-    return absl::InvalidArgumentError("--http-port: want -1 (none), 0 (any) or a port up to 65535");
+  BATON_RETURN_IF_ERROR(at_least("health-port", o.health_port, -1));
+  for (const auto& [flag, port] :
+       {std::pair("http-port", o.http_port), std::pair("health-port", o.health_port)}) {
+    if (port > 65535) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", flag, ": want -1 (none), 0 (any) or a port up to 65535"));
+    }
+  }
+  if (o.page != "full" && o.page != "read-only" && o.page != "off") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--page: \"", o.page, "\"; want full, read-only or off"));
+  }
+  if (o.metrics_compat != "none" && o.metrics_compat != "vllm") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--metrics-compat: \"", o.metrics_compat, "\"; want none or vllm"));
+  }
   for (const auto& [flag, value] : {std::pair("request-timeout-max", o.request_timeout_max),
                                     std::pair("heartbeat-timeout", o.heartbeat_timeout)}) {
     if (value <= absl::ZeroDuration() || value > absl::Hours(24)) {
@@ -90,6 +104,8 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const RouterOptions& options) {
   }
   out.server.listen = options.listen;
   out.server.http_port = options.http_port;
+  out.server.health_port = options.health_port;
+  out.server.metrics_compat = options.metrics_compat;
   out.server.port_file = options.port_file;
   out.server.reflection = options.reflection;
   out.server.channelz = options.channelz;

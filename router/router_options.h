@@ -24,6 +24,8 @@ struct RouterOptions {
   std::string decode;
   std::string listen = "127.0.0.1:50051";
   int32_t http_port = 8000;
+  int32_t health_port = -1;
+  std::string metrics_compat = "none";
   std::string port_file;
   bool reflection = true;
   bool channelz = false;
@@ -35,6 +37,8 @@ struct RouterOptions {
   absl::Duration request_timeout_max = absl::Minutes(10);
   absl::Duration heartbeat_timeout = absl::Seconds(3);
   absl::Duration drain_timeout = absl::Seconds(60);
+  std::string page = "full";    // the live page on the HTTP port: full, read-only, off
+  std::string page_token_file;  // what the page's data is asked for with; empty: nothing
   std::string log_level = "info";
 };
 

@@ -22,6 +22,7 @@ namespace {
 
 constexpr char kRequestIdKey[] = "x-request-id";
 constexpr char kRequestLabelKey[] = "x-request-label";
+constexpr char kTraceKey[] = "traceparent";
 constexpr size_t kMaxEchoBytes = 256;
 // Longest text that Tokenize takes. It is encoded within seconds, off gRPC's threads.
 constexpr size_t kMaxTokenizeBytes = size_t{4} << 20;
@@ -56,6 +57,17 @@ void EchoNames(grpc::CallbackServerContext* context,
   }
   context->AddInitialMetadata(kRequestIdKey, echoed);
   if (IsEchoable(label)) context->AddInitialMetadata(kRequestLabelKey, label);
+}
+
+// The client's trace, with a span of ours in it.
+TraceContext TraceOf(grpc::CallbackServerContext* context) {
+  const auto found = context->client_metadata().find(kTraceKey);
+  if (found == context->client_metadata().end()) return {};
+  unsigned char span[8] = {1};
+  RAND_bytes(span, sizeof(span));
+  return ParseTraceparent(
+      absl::string_view(found->second.data(), found->second.size()),
+      absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(span), sizeof(span))));
 }
 
 std::string StateName(WorkerHealth health) { return std::string(WorkerHealthName(health)); }
@@ -93,7 +105,7 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
       grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override {
-    auto reactor = std::make_shared<StreamReactor>(options_.client_buffer_messages);
+    auto reactor = std::make_shared<StreamReactor>(context, options_.client_buffer_messages);
     const std::string id = NewRequestId();
     StartCall(context, *request, "generate", id, reactor.get(),
               std::make_unique<StreamSink>(reactor));
@@ -103,7 +115,7 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
   grpc::ServerUnaryReactor* GenerateUnary(grpc::CallbackServerContext* context,
                                           const v1::GenerateRequest* request,
                                           v1::GenerateUnaryResponse* response) override {
-    auto reactor = std::make_shared<UnaryReactor>();
+    auto reactor = std::make_shared<UnaryReactor>(context);
     const std::string id = NewRequestId();
     StartCall(context, *request, "generate_unary", id, reactor.get(),
               std::make_unique<UnarySink>(reactor, id, response));
@@ -189,6 +201,11 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
                                       v1::GetStatusResponse* response) override {
+    FillStatus(response);
+    return FinishOk(context);
+  }
+
+  void FillStatus(v1::GetStatusResponse* response) const {
     response->set_version(base::kVersion);
     response->set_topology(options_.deps.topology == Topology::kPd ? "pd" : "single");
     response->set_requests_in_flight(
@@ -197,7 +214,6 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
     response->set_serving(!options_.draining() && options_.deps.table->Usable().ok());
     for (const WorkerTable::Row& row : options_.deps.table->Rows())
       CopyWorker(row, response->add_workers());
-    return FinishOk(context);
   }
 
  private:
@@ -240,6 +256,9 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
     call_request.method = std::move(method);
     call_request.received = options_.deps.clock->Now();
     call_request.deadline = call_request.received + budget;
+    call_request.trace = TraceOf(context);
+    if (!call_request.trace.trace_id.empty())
+      context->AddInitialMetadata(kTraceKey, call_request.trace.Header());
     auto call =
         std::make_shared<GenerateCall>(options_.deps, std::move(call_request), std::move(sink));
     reactor->Bind(call, client_deadline, std::min(kDeadlineSlack, (client_deadline - now) / 2));
@@ -254,5 +273,8 @@ RouterService::RouterService(RouterServiceOptions options)
     : impl_(std::make_unique<Impl>(std::move(options))) {}
 RouterService::~RouterService() = default;
 grpc::Service* RouterService::service() { return impl_.get(); }
+void RouterService::FillStatus(v1::GetStatusResponse* response) const {
+  impl_->FillStatus(response);
+}
 
 }  // namespace baton::router

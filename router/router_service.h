@@ -32,6 +32,8 @@ class RouterService {
   // What `options` points to outlives the service.
   explicit RouterService(RouterServiceOptions options);
   ~RouterService();
+  // Workers and load, as GetStatus answers.
+  void FillStatus(v1::GetStatusResponse* response) const;
   // To be registered with a server.
   grpc::Service* service();
 

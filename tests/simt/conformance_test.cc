@@ -54,7 +54,9 @@ TEST_P(Conformance, VotesMatchesReductions) {
     unsigned same = 0;
     for (unsigned other = 1; other < 32; other += 2)
       if (other * 7 % 5 == lane * 7 % 5) same |= 1u << other;
-    if (lane % 2 == 1) EXPECT_EQ(got[96 + lane], same) << lane;
+    if (lane % 2 == 1) {
+      EXPECT_EQ(got[96 + lane], same) << lane;
+    }
     EXPECT_EQ(got[128 + lane], sum);
     EXPECT_EQ(got[160 + lane], 0u);
     EXPECT_EQ(got[192 + lane], 4u);
@@ -190,7 +192,9 @@ TEST_P(Conformance, ConversionsAndApproximations) {
   for (size_t i = 0; i < in.size(); ++i) {
     EXPECT_EQ(got_codes[i], base::Fp8FromFloat(in[i])) << in[i];
     const float power = std::exp2(in[i]);
-    if (std::isfinite(power) && power > 1e-37f) EXPECT_NEAR(got_exp2[i], power, power * kUlps);
+    if (std::isfinite(power) && power > 1e-37f) {
+      EXPECT_NEAR(got_exp2[i], power, power * kUlps);
+    }
     if (in[i] != 0) {
       const float root = 1 / std::sqrt(std::fabs(in[i]));
       EXPECT_NEAR(got_rsqrt[i], root, root * kUlps);

@@ -12,8 +12,8 @@
 
 namespace baton::simt {
 
-// A program's first values of `lazy` and `seed` come from the environment: BATON_EMULATED_STREAMS=SEED makes streams
-// lazy.
+// A program's first values of `lazy` and `seed` come from the environment:
+// BATON_EMULATED_STREAMS=SEED makes streams lazy.
 struct RuntimeConfig {
   bool lazy = false;  // else every operation runs when it is issued
   uint64_t seed = 1;  // of the order in which lazy streams advance

@@ -32,7 +32,7 @@ ModelRunnerOptions Options(const Setting& setting, const std::string& backend) {
   options.backend = backend;
   options.weight_dtype = setting.weights;
   options.kv_dtype = setting.kv;
-  options.max_model_len = 512;
+  options.max_model_len = 256;
   options.max_step_tokens = 128;
   options.num_blocks = 12;
   options.backend_options.num_threads = 1;
@@ -79,29 +79,47 @@ size_t ArgMax(const std::vector<float>& row) {
   return std::max_element(row.begin(), row.end()) - row.begin();
 }
 
-void ExpectSameModel(const Setting& setting, double most_error) {
-  SCOPED_TRACE(testing::Message() << setting.model << " " << setting.weights << " " << setting.kv);
-  const auto cpu = ModelRunner::Create(Options(setting, "cpu"));
-  const auto cuda = ModelRunner::Create(Options(setting, "cuda"));
-  ASSERT_TRUE(cpu.ok()) << cpu.status();
-  ASSERT_TRUE(cuda.ok()) << cuda.status();
-  const std::vector<std::vector<float>> want = RunModel(cpu->get()), got = RunModel(cuda->get());
-  ASSERT_EQ(want.size(), got.size());
+double RelativeError(const std::vector<std::vector<float>>& got,
+                     const std::vector<std::vector<float>>& want) {
   double error = 0, size = 0;
   for (size_t row = 0; row < want.size(); ++row) {
-    double largest = 0;
     for (size_t i = 0; i < want[row].size(); ++i) {
       const double difference = double{got[row][i]} - want[row][i];
-      ASSERT_TRUE(std::isfinite(got[row][i])) << "row " << row;
       error += difference * difference;
       size += double{want[row][i]} * want[row][i];
-      largest = std::max(largest, std::fabs(difference));
+    }
+  }
+  return std::sqrt(error / size);
+}
+
+std::vector<std::vector<float>> LogitsOf(const Setting& setting, const std::string& backend) {
+  const auto runner = ModelRunner::Create(Options(setting, backend));
+  EXPECT_TRUE(runner.ok()) << runner.status();
+  if (!runner.ok()) return {};
+  return RunModel(runner->get());
+}
+
+// Both backends round; neither is the truth. So both are measured against the same model in f32,
+// and the CUDA backend may be no further from it than the cpu backend is, with room for chance.
+void ExpectSameModel(const Setting& setting) {
+  SCOPED_TRACE(testing::Message() << setting.model << " " << setting.weights << " " << setting.kv);
+  constexpr double kChance = 1.5, kF32Rounding = 1e-4;
+  const std::vector<std::vector<float>> cpu = LogitsOf(setting, "cpu"),
+                                        cuda = LogitsOf(setting, "cuda"),
+                                        exact = LogitsOf({setting.model, "f32", "f32"}, "cpu");
+  ASSERT_EQ(cpu.size(), cuda.size());
+  ASSERT_FALSE(cpu.empty());
+  EXPECT_LE(RelativeError(cuda, exact), kChance * RelativeError(cpu, exact) + kF32Rounding);
+  for (size_t row = 0; row < cpu.size(); ++row) {
+    double largest = 0;
+    for (size_t i = 0; i < cpu[row].size(); ++i) {
+      ASSERT_TRUE(std::isfinite(cuda[row][i])) << "row " << row;
+      largest = std::max(largest, std::fabs(double{cuda[row][i]} - cpu[row][i]));
     }
     // Ids may differ only where the two best are closer than the logits' own difference.
-    const size_t best = ArgMax(want[row]), other = ArgMax(got[row]);
-    EXPECT_LE(want[row][best] - want[row][other], 2 * largest) << "row " << row;
+    const size_t best = ArgMax(cpu[row]), other = ArgMax(cuda[row]);
+    EXPECT_LE(cpu[row][best] - cpu[row][other], 2 * largest) << "row " << row;
   }
-  EXPECT_LE(std::sqrt(error / size), most_error);
 }
 
 class BackendOnTheEmulatedDevice : public testing::TestWithParam<uint64_t> {
@@ -117,23 +135,17 @@ class BackendOnTheEmulatedDevice : public testing::TestWithParam<uint64_t> {
   }
 };
 
-// Errors: bf16 rounds every activation to 8 bits (2^-9 on average of a normal value), some tens of
-// roundings add up at random; f32 activations leave what e4m3 codes at a tie and f16 weights make.
-constexpr double kBf16Error = 0.02, kF32Error = 0.005;
-
-TEST_P(BackendOnTheEmulatedDevice, RunsQwen3) {
-  ExpectSameModel({"tiny-qwen3", "bf16", "fp8"}, kBf16Error);
-}
+TEST_P(BackendOnTheEmulatedDevice, RunsQwen3) { ExpectSameModel({"tiny-qwen3", "bf16", "fp8"}); }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, BackendOnTheEmulatedDevice, testing::Values(1, 2));
 
 TEST(BackendModels, OtherShapesFormatsAndWeights) {
-  ExpectSameModel({"random-qwen3-gqa5-shards", "bf16", "fp8_dynamic"}, kBf16Error);
-  ExpectSameModel({"random-qwen3-gqa1-hd128", "bf16", "fp8"}, kBf16Error);
-  ExpectSameModel({"random-qwen2-gqa2-tied", "bf16", "fp8_dynamic"}, kBf16Error);  // with biases
-  ExpectSameModel({"random-llama-gqa2-yarn", "bf16", "bf16"}, kBf16Error);
-  ExpectSameModel({"random-qwen3-gqa4-yarn", "f32", "f32"}, kF32Error);
-  ExpectSameModel({"random-llama-gqa4-hd128", "f32", "fp8_dynamic"}, kF32Error);
+  ExpectSameModel({"random-qwen3-gqa5-shards", "bf16", "fp8_dynamic"});
+  ExpectSameModel({"random-qwen3-gqa1-hd128", "bf16", "fp8"});
+  ExpectSameModel({"random-qwen2-gqa2-tied", "bf16", "fp8_dynamic"});  // with biases
+  ExpectSameModel({"random-llama-gqa2-yarn", "bf16", "bf16"});
+  ExpectSameModel({"random-qwen3-gqa4-yarn", "f32", "f32"});
+  ExpectSameModel({"random-llama-gqa4-hd128", "f32", "fp8_dynamic"});
 }
 
 TEST(BackendModels, BlocksAreCopiedOnTheDevice) {

@@ -129,8 +129,8 @@ struct PagedAttentionArgs {
 struct BackendOptions {
   int num_threads = 0;  // 0: one per core
   // cpu: auto, avx2, avx512, amx: the highest level that may be used; it must be there. auto takes
-  // the best, or what the environment variable BATON_CPU_ISA names. portable and amx_model (AMX
-  // kernels over tiles in software) are for tests.
+  // the best, or what the environment variable BATON_CPU_ISA names. portable, avx512_model and
+  // amx_model (those kernels over instructions and tiles in software) are for tests.
   std::string isa = "auto";
   bool pin_threads = false;  // cpu: worker threads stay on one core each
 };

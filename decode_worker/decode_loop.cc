@@ -98,6 +98,8 @@ void DecodeLoop::Stop() {
   for (const auto& [id, call] : calls_) {
     if (!call->ended) open.push_back(call.get());
   }
+  // In a fixed order, whatever that of the table.
+  std::sort(open.begin(), open.end(), [](const Call* a, const Call* b) { return a->id < b->id; });
   for (Call* call : open) End(call, absl::UnavailableError("decode: worker stops"));
 }
 

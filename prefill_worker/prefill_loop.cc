@@ -16,6 +16,13 @@ using worker::v1::PrefillResponse;
 // Timeouts are looked at at least this often.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
 
+// What is done to several calls is done in a fixed order, whatever that of the table.
+template <typename Call>
+void SortByArrival(std::vector<Call*>* calls) {
+  std::sort(calls->begin(), calls->end(),
+            [](const Call* a, const Call* b) { return a->id < b->id; });
+}
+
 }  // namespace
 
 PrefillLoop::PrefillLoop(const PrefillLoopOptions& options,
@@ -88,6 +95,7 @@ void PrefillLoop::Stop() {
   for (const auto& [id, call] : calls_) {
     if (!call->ended) open.push_back(call.get());
   }
+  SortByArrival(&open);
   for (Call* call : open) End(call, absl::UnavailableError("prefill: worker stops"));
 }
 
@@ -211,6 +219,7 @@ void PrefillLoop::CheckTimeouts() {
       late.push_back(call.get());
     }
   }
+  SortByArrival(&late);
   for (Call* call : late) {
     End(call, absl::UnavailableError(absl::StrCat("prefill: no ticket within ",
                                                   absl::FormatDuration(options_.ticket_timeout))));

@@ -333,6 +333,22 @@ TEST_F(PrefillLoopTest, TicketInTheMiddleOfAStepShipsWhatIsDoneAndGoesOn) {
   connector_.sender->End(0, absl::OkStatus());
 }
 
+// The ticket may be faster than the queue: what the prefix cache gives at admission is shipped too.
+TEST_F(PrefillLoopTest, TicketBeforeAdmissionShipsCachedBlocksToo) {
+  Make(64, 128);
+  const std::vector<uint32_t> prompt = FakePrompt(200, 5);
+  Open(FakeRequest(prompt, 1), false);
+  Settle();
+  const OpenCall call = Open(FakeRequest(prompt, 10), true);
+  loop_->GiveTicket(call.id, MakeTicket(4, 0));
+  Settle();
+  using P = FakeSender::Pushed;
+  // Three blocks are cached; the last one is computed.
+  EXPECT_EQ(connector_.sender->pushes,
+            (std::vector<P>{{0, 3, 0, 3}, {3, 4, 0, 1}, {3, 4, 1, 2}, {3, 4, 2, 3}}));
+  connector_.sender->End(0, absl::OkStatus());
+}
+
 TEST_F(PrefillLoopTest, NothingToSendIsLegal) {
   Make(64, 128);
   const OpenCall call = Open(FakeRequest(FakePrompt(128, 5), 10), true);

@@ -407,9 +407,16 @@ void Cluster::Probe() {
   probe_.patient = true;
   router_clock_jumped_ = false;
   StartClient(&probe_);
-  const Client& client = *clients_.back();
-  RunUntil(kProbeTimeout + kSlack, [&] { return client.record->num_finishes > 0; });
+  const auto its_client = [this] {
+    const auto found = std::find_if(clients_.begin(), clients_.end(),
+                                    [&](const auto& client) { return client->request == &probe_; });
+    return found == clients_.end() ? nullptr : found->get();
+  };
+  RunUntil(kProbeTimeout + kSlack,
+           [&] { return its_client() != nullptr && its_client()->record->num_finishes > 0; });
   if (failed()) return;
+  if (its_client() == nullptr) return Fail("the router does not serve any more");
+  const Client& client = *its_client();
   const bool chaos =
       scenario_.settings.data.flip_one_in > 0 || scenario_.settings.control.drop_one_in > 0 ||
       scenario_.settings.control.repeat_one_in > 0 || scenario_.settings.control.swap_one_in > 0;

@@ -103,9 +103,17 @@ PrefillNode::PrefillNode(Env* env, std::string address, std::string incarnation)
 
 PrefillNode::~PrefillNode() {
   loop_->Stop();
-  peers_->Stop();
-  for (const auto& [address, session] : peers_->Standing()) session.stream->Close();
-  peers_.reset();  // senders end, and tell the loop so
+  // Senders end, and tell the loop so.
+  for (const auto& weak : sessions_) {
+    const std::shared_ptr<Session> session = weak.lock();
+    if (session == nullptr) continue;
+    session->put.reset();
+    session->sender.reset();
+    if (session->channel == nullptr) continue;
+    session->channel->on_message[0] = nullptr;
+    session->channel->stream->set_on_closed(0, nullptr);
+  }
+  peers_.reset();
 }
 
 void PrefillNode::Open(const worker::v1::PrefillRequest::Open& open,
@@ -136,8 +144,9 @@ void PrefillNode::Connect(const std::string& address, const std::string& incarna
 }
 
 void PrefillNode::OpenSession(const std::string& address) {
-  auto session = std::make_shared<Session>();
+  auto session = std::make_shared<Session>();  // shared with its stream and what is under way
   session->address = address;
+  sessions_.push_back(session);
   World* world = env_->world;
   DecodeNode* peer = env_->find_decode(address);
   if (peer == nullptr) {

@@ -172,7 +172,16 @@ RouterNode::RouterNode(Env* env, Workers workers)
   Sweep();
 }
 
-RouterNode::~RouterNode() = default;
+RouterNode::~RouterNode() {
+  for (const auto& forget : forget_) forget();
+}
+
+template <typename Call>
+void RouterNode::Remember(const std::shared_ptr<Call>& call) {
+  forget_.push_back([weak = std::weak_ptr<Call>(call)] {
+    if (const auto held = weak.lock()) held->events = {};
+  });
+}
 
 Node* RouterNode::Find(const std::string& address, bool is_prefill) const {
   if (is_prefill) return workers_.find_prefill(address);
@@ -250,6 +259,7 @@ std::unique_ptr<router::PrefillLeg> RouterNode::OpenPrefill(const std::string& a
   PrefillNode* node = workers_.find_prefill(address);
   auto leg = std::make_unique<Leg>();
   leg->call = MakeCall(env_, process_, node, deadline, std::move(events));
+  Remember(leg->call);
   leg->node = node;
   leg->id = std::make_shared<std::optional<prefill::CallId>>();
   if (node == nullptr) return leg;
@@ -272,6 +282,7 @@ std::unique_ptr<router::DecodeLeg> RouterNode::OpenDecode(const std::string& add
   DecodeNode* node = workers_.find_decode(address);
   auto leg = std::make_unique<Leg>();
   leg->call = MakeCall(env_, process_, node, deadline, std::move(events));
+  Remember(leg->call);
   if (node == nullptr) return leg;
   leg->call->stream->Send(
       0, "open decode",

@@ -76,6 +76,8 @@ class RouterNode : private router::LegFactory {
                                                 worker::v1::DecodeRequest::Open open,
                                                 absl::Duration deadline,
                                                 router::DecodeEvents events) override;
+  template <typename Call>
+  void Remember(const std::shared_ptr<Call>& call);
   // Asks a worker for its status for as long as it answers, and again when it does not.
   void Watch(const std::string& address, bool is_prefill);
   Node* Find(const std::string& address, bool is_prefill) const;
@@ -83,7 +85,8 @@ class RouterNode : private router::LegFactory {
 
   Env* const env_;
   const Workers workers_;
-  const std::shared_ptr<Process> process_;  // shared with what is under way to it
+  std::vector<std::function<void()>> forget_;  // cuts the cycles of calls that never ended
+  const std::shared_ptr<Process> process_;     // shared with what is under way to it
   SimTimers timers_;
   std::unique_ptr<base::Metrics> store_;
   router::RouterMetrics metrics_;

@@ -188,6 +188,7 @@ class PrefillNode : public Node, private prefill::PeerConnector {
 
   const std::unique_ptr<SimModel> model_;
   std::unique_ptr<prefill::PeerTable> peers_;
+  std::vector<std::weak_ptr<Session>> sessions_;  // all there ever were
   std::unique_ptr<prefill::PrefillLoop> loop_;
 };
 

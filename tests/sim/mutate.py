@@ -175,9 +175,12 @@ def main():
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     names = options.names or list(MUTATIONS)
-    copy = os.path.join(os.path.abspath(options.build), "mutants")
-    shutil.rmtree(os.path.join(copy, "src"), ignore_errors=True)
-    src = os.path.join(copy, "src")
+    # The copy has its build folder where the original has it, so that a compiler cache finds what it knows.
+    src = os.path.join(os.path.abspath(options.build), "mutants")
+    for entry in os.listdir(src) if os.path.isdir(src) else []:
+        path = os.path.join(src, entry)
+        if entry != "build":
+            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
     tracked = run(["git", "ls-files", "-z"], cwd=ROOT, check=True).stdout.split("\0")
     for path in filter(None, tracked):
         if path.startswith(("docs/", "deploy/")) or not os.path.exists(os.path.join(ROOT, path)):
@@ -191,7 +194,7 @@ def main():
                 file.write(source)
         print(f"{len(names)} mutations fit")
         return 0
-    build = os.path.join(copy, "build")
+    build = os.path.join(src, "build")
     run(["cmake", "-S", src, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"], check=True)
     odd = 0
     for name in names:

@@ -430,7 +430,7 @@ SimResult Cluster::Run() {
     world_.After(absl::Milliseconds(100) + request.arrives, nullptr, "client",
                  [this, &request] { StartClient(&request); });
   }
-  RunUntil(absl::Seconds(200), [this] { return AllEnded(); });
+  RunUntil(absl::Seconds(400), [this] { return AllEnded(); });
   if (!failed() && !AllEnded()) Fail("requests have not ended");
   if (!failed()) Settle();
   if (!failed()) Probe();

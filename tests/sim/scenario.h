@@ -47,7 +47,8 @@ struct Scenario {
   WorkerSettings settings;
   std::vector<SimRequest> requests;
   std::vector<Fault> faults;  // by at_event
-  // Nothing but a few deaths and broken streams, and workers to spare: no answer may be lost.
+  // Nothing but one death or broken stream, which may cost a request two tries, and workers to
+  // spare: no answer may be lost.
   bool survivable = false;
   // For the trace.
   std::string ToString() const;

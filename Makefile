@@ -11,7 +11,7 @@ TARGETS ?=
 SEED_BASE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help deps tools models build demo check unit parity sim e2e tidy lint test test-all asan tsan fuzz bench bench-anchor clean
+.PHONY: help deps tools models cuda-toolkit cuda-archs device build demo check unit parity sim e2e tidy deploy lint test test-all asan tsan fuzz bench bench-anchor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -26,8 +26,12 @@ models: deps  ## fetch the demo model and Qwen3's tokenizer into .cache
 	@scripts/get_demo_model.sh
 	@scripts/get_tokenizer.sh
 
-build: deps  ## compile everything into build/ (binaries in build/bin)
-	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_BUILD_TESTS=ON $(CMAKE_FLAGS) >$(BUILD).configure.log 2>&1 || { cat $(BUILD).configure.log; exit 1; }
+cuda-toolkit: deps  ## assemble a CUDA 13 toolkit in .deps/ where none is installed (BATON_CUDA=OFF: do not)
+	@scripts/get_cuda_toolkit.sh || echo "[cuda] no CUDA toolkit: building for the CPU only"
+
+build: cuda-toolkit  ## compile everything into build/ (binaries in build/bin)
+	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_BUILD_TESTS=ON -DBATON_CUDA=$${BATON_CUDA:-AUTO} $(CMAKE_FLAGS) >$(BUILD).configure.log 2>&1 || { cat $(BUILD).configure.log; exit 1; }
+	@grep "CUDA backend" $(BUILD).configure.log || true
 	@rm -f $(BUILD).configure.log
 	@ninja -C $(BUILD) -j$(JOBS)
 
@@ -42,8 +46,8 @@ unit: build models  ## unit tests
 parity: build  ## ref against cpu, logits against transformers
 	@ctest --test-dir $(BUILD) -L parity --output-on-failure
 
-sim: build  ## deterministic simulation; SEEDS=N SEED_BASE=M
-	@BATON_SIM_SEEDS=$(SEEDS) BATON_SIM_SEED_BASE=$(SEED_BASE) ctest --test-dir $(BUILD) -L sim --output-on-failure
+sim: build  ## deterministic simulation; SEEDS=N SEED_BASE=M (a single seed tells its story)
+	@BATON_SIM_SEEDS=$(SEEDS) BATON_SIM_SEED_BASE=$(SEED_BASE) $(BUILD)/tests/sim_cluster --gtest_filter='*NothingIsLost*'
 
 e2e: build tools models  ## real processes, driven over gRPC
 	@BATON_BUILD_DIR=$(CURDIR)/$(BUILD) .cache/tools/venv/bin/python -m pytest -q -m "not slow" tests/e2e
@@ -51,12 +55,25 @@ e2e: build tools models  ## real processes, driven over gRPC
 tidy: tools  ## rules of STYLE: rooms, names, includes, protos
 	@.cache/tools/venv/bin/python -m pytest -q tests/tidy
 
-test: build tools models  ## everything that takes minutes: build, unit, parity, sim, e2e, tidy
+deploy: build tools  ## chart, dashboards, alerts, load recipes and the guide's commands
+	@BATON_BUILD_DIR=$(CURDIR)/$(BUILD) .cache/tools/venv/bin/python -m pytest -q -m "not slow" tests/deploy
+
+test: build tools models  ## everything that takes minutes: build, unit, parity, sim, e2e, tidy, deploy
 	@scripts/run_tests.sh $(BUILD)
 
-test-all: test asan tsan  ## adds what takes longer: sanitizers, exhaustive and long runs
-	@BATON_BUILD_DIR=$(CURDIR)/$(BUILD) .cache/tools/venv/bin/python -m pytest -q -m slow tests/e2e
+test-all: test asan tsan cuda-archs  ## adds what takes longer: sanitizers, exhaustive and long runs, pages in a browser
+	@scripts/install_deps.sh --browser
+	@BATON_BUILD_DIR=$(CURDIR)/$(BUILD) .cache/tools/venv/bin/python -m pytest -q -m slow tests/e2e tests/deploy
 	@ctest --test-dir $(BUILD) -L long --output-on-failure
+
+cuda-archs: cuda-toolkit  ## compile the CUDA kernels for sm_80, sm_89 and sm_100 too
+	@cmake -S . -B build-cuda -G Ninja -DBATON_BUILD_TESTS=OFF -DBATON_CUDA=ON "-DBATON_CUDA_ARCHITECTURES=80-real;89-real;100-real" >build-cuda.configure.log 2>&1 || { cat build-cuda.configure.log; exit 1; }
+	@rm -f build-cuda.configure.log
+	@ninja -C build-cuda -j$(JOBS) baton_cuda_kernels
+
+device: build  ## on a machine with a GPU: wrappers, kernels and backend on the device
+	@ninja -C $(BUILD) -j$(JOBS) device_tests
+	@tests/device_check.sh $(BUILD)
 
 lint: build tools  ## format, scripts, protos, and clang's check of who holds which mutex
 	@scripts/lint.sh $(BUILD)
@@ -64,10 +81,10 @@ lint: build tools  ## format, scripts, protos, and clang's check of who holds wh
 fuzz: deps  ## libFuzzer over every reader of untrusted data; SECONDS=N each, TARGETS="json gguf"
 	@scripts/run_fuzz.sh $(SECONDS_EACH) build-fuzz $(TARGETS)
 
-asan: deps tools models  ## address and undefined-behaviour sanitizers over unit, sim and e2e
+asan: cuda-toolkit tools models  ## address and undefined-behaviour sanitizers over unit, sim and e2e
 	@scripts/run_sanitized.sh address,undefined build-asan
 
-tsan: deps tools models  ## thread sanitizer over unit, sim and e2e
+tsan: cuda-toolkit tools models  ## thread sanitizer over unit, sim and e2e
 	@scripts/run_sanitized.sh thread build-tsan
 
 bench: build  ## micro-benches, with percent of the measured peak
@@ -77,4 +94,4 @@ bench-anchor: build tools  ## CPU speed against llama.cpp, interleaved (fetches 
 	@scripts/bench_cpu_anchor.py --build $(BUILD)
 
 clean:  ## remove build folders
-	@rm -rf build build-asan build-tsan build-fuzz
+	@rm -rf build build-asan build-tsan build-fuzz build-cuda

@@ -65,7 +65,7 @@ int RunChat(int argc, char** argv) {
   const base::FlagsOutcome flags = base::HandleFlags(
       argc, argv,
       "baton chat --address HOST:PORT [--message TEXT]: a conversation, answers streamed.",
-      {"cli/chat", "cli/generate", "cli/client_flags", "cli/common_flags"});
+      {"cli/chat", "cli/generate", "cli/client_flags", "cli/common_flags", "cli/json_flag"});
   if (!flags.go_on) return flags.exit_code;
   v1::GenerateRequest request;
   if (absl::Status status = FillCommon(&request); !status.ok()) return PrintFailure("chat", status);

@@ -92,7 +92,7 @@ absl::Status FillPrompt(v1::GenerateRequest* request) {
 int RunGenerate(int argc, char** argv) {
   const base::FlagsOutcome flags = base::HandleFlags(
       argc, argv, "baton generate --address HOST:PORT --prompt TEXT: streams one answer.",
-      {"cli/generate", "cli/client_flags", "cli/common_flags"});
+      {"cli/generate", "cli/client_flags", "cli/common_flags", "cli/json_flag"});
   if (!flags.go_on) return flags.exit_code;
   v1::GenerateRequest request;
   if (absl::Status status = FillPrompt(&request); !status.ok())

@@ -22,6 +22,9 @@ constexpr Command kCommands[] = {
     {"generate", RunGenerate, "one raw prompt, answer streamed"},
     {"chat", RunChat, "a conversation, answers streamed"},
     {"status", RunStatus, "workers, load, KV use and transports"},
+    {"kv-size", RunKvSize, "memory that a model's KV cache takes"},
+    {"check-config", RunCheckConfig, "what cannot hold in a configuration"},
+    {"sim", RunSim, "what a deployment would do with a trace, in virtual time"},
     {"tokenize", RunTokenize, "JSON Lines {\"text\":..} -> {\"ids\":[..]}"},
     {"render", RunRender, "JSON Lines of chat records -> {\"prompt\":..,\"ids\":..}"},
 };
@@ -32,7 +35,7 @@ int PrintHelp(FILE* out) {
                "workers.\n\nCommands:\n",
                base::kVersion);
   for (const Command& command : kCommands)
-    std::fprintf(out, "  %-10s %s\n", command.name, command.help);
+    std::fprintf(out, "  %-12s %s\n", command.name, command.help);
   std::fprintf(out, "\nbaton COMMAND --help lists its flags.\n");
   return out == stdout ? 0 : 2;
 }

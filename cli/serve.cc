@@ -25,12 +25,12 @@
 #include "cli/child_process.h"
 #include "cli/client.h"
 #include "cli/commands.h"
+#include "cli/model_flags.h"
 #include "engine/base/flags.h"
 #include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 
-ABSL_FLAG(std::string, model, "", "Hugging Face directory or GGUF file.");
 ABSL_FLAG(int32_t, prefill, 1, "Number of prefill workers (none in topology single).");
 ABSL_FLAG(int32_t, decode, 1, "Number of decode workers.");
 ABSL_FLAG(std::string,
@@ -61,16 +61,11 @@ ABSL_FLAG(absl::Duration,
 #define BATON_PASSED_ON(name, help) \
   ABSL_FLAG(absl::optional<std::string>, name, absl::nullopt, help)
 BATON_PASSED_ON(device, "auto, cpu, cuda or ref: where workers compute.");
-BATON_PASSED_ON(weight_dtype, "auto, f32, bf16, int8 or q4: what weights compute in.");
-BATON_PASSED_ON(kv_dtype, "auto, fp8, fp8_dynamic, bf16 or f32: format of the KV cache.");
-BATON_PASSED_ON(kv_cache_bytes, "Size of each worker's KV pool.");
-BATON_PASSED_ON(num_blocks, "Blocks of each worker's KV pool, instead of bytes.");
-BATON_PASSED_ON(max_model_len, "Longest prompt and answer together.");
+BATON_PASSED_ON(verify_weights, "true: workers compare every byte of the weights.");
 BATON_PASSED_ON(chunk_tokens, "Most prompt tokens in one step.");
 BATON_PASSED_ON(max_batch, "Most sequences decoded in one step.");
 BATON_PASSED_ON(threads, "Compute threads of each worker.");
 BATON_PASSED_ON(cpu_isa, "auto, avx2, avx512 or amx: highest instruction set used.");
-BATON_PASSED_ON(kv_transport, "auto, shm or tcp: how KV blocks travel.");
 BATON_PASSED_ON(served_model_name, "Name clients may ask for.");
 BATON_PASSED_ON(log_level, "debug, info, warning or error.");
 BATON_PASSED_ON(chat_template, "Name of a built-in chat template, instead of the model's own.");
@@ -85,6 +80,7 @@ using OptionalFlag = std::pair<const char*, const absl::Flag<absl::optional<std:
 const std::vector<OptionalFlag>& WorkerFlags() {
   static const auto* const flags =
       new std::vector<OptionalFlag>{{"device", &FLAGS_device},
+                                    {"verify-weights", &FLAGS_verify_weights},
                                     {"weight-dtype", &FLAGS_weight_dtype},
                                     {"kv-dtype", &FLAGS_kv_dtype},
                                     {"kv-cache-bytes", &FLAGS_kv_cache_bytes},
@@ -311,7 +307,7 @@ absl::Status Serve() {
 int RunServe(int argc, char** argv) {
   const base::FlagsOutcome flags = base::HandleFlags(
       argc, argv, "baton serve --model PATH: starts a router, prefill and decode workers here.",
-      {"cli/serve"});
+      {"cli/serve", "cli/model_flags"});
   if (!flags.go_on) return flags.exit_code;
   std::signal(SIGINT, RequestStop);
   std::signal(SIGTERM, RequestStop);

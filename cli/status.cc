@@ -45,18 +45,37 @@ void PrintTable(const v1::GetStatusResponse& status) {
   }
 }
 
+// What the router has learned of each worker, and how it keeps requests away from it.
+void PrintRouting(const v1::GetStatusResponse& status) {
+  std::printf("\n%-8s %-22s %-9s %5s %8s %9s  %s\n", "role", "address", "breaker", "sent", "wait",
+              "prefixes", "T(n) = C + k1*n + k2*n^2, mean error, samples");
+  for (const auto& worker : status.workers()) {
+    const std::string model =
+        worker.ttft_samples() == 0
+            ? "-"
+            : absl::StrFormat("%.3g s + %.3g s*n + %.3g s*n^2, %.3g s, %d", worker.ttft_base_s(),
+                              worker.ttft_per_token_s(), worker.ttft_per_token2_s(),
+                              worker.ttft_error_s(), worker.ttft_samples());
+    std::printf("%-8s %-22s %-9s %5u %7.3gs %9lu  %s\n", worker.role().c_str(),
+                worker.address().c_str(), worker.breaker().c_str(), worker.requests_sent(),
+                worker.predicted_wait_s(), static_cast<unsigned long>(worker.prefix_blocks()),
+                model.c_str());
+  }
+}
+
 }  // namespace
 
 int RunStatus(int argc, char** argv) {
   const base::FlagsOutcome flags = base::HandleFlags(
       argc, argv, "baton status --address HOST:PORT: workers, load, KV use and transports.",
-      {"cli/common_flags"});
+      {"cli/common_flags", "cli/json_flag"});
   if (!flags.go_on) return flags.exit_code;
   Client client(AddressFlag());
   const absl::StatusOr<v1::GetStatusResponse> status = client.GetStatus(absl::Seconds(5));
   if (!status.ok()) return PrintFailure("status", status.status());
   if (!JsonFlag()) {
     PrintTable(*status);
+    PrintRouting(*status);
     return 0;
   }
   std::string json;

@@ -38,7 +38,7 @@ function(baton_allow_exceptions)
   set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -fexceptions)
 endfunction()
 
-# baton_binary(NAME baton-router SRCS main.cc DEPS lib...): lands in build/bin.
+# baton_binary(NAME baton-router SRCS main.cc DEPS lib...): lands in build/bin, and is what `cmake --install` installs.
 function(baton_binary)
   cmake_parse_arguments(arg "" "NAME" "SRCS;DEPS" ${ARGN})
   add_executable(${arg_NAME} ${arg_SRCS})

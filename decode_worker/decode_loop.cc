@@ -6,6 +6,7 @@
 #include "decode_worker/decode_call.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "engine/process/grpc_status.h"
 #include "worker/poison.h"
 
 namespace baton::decode {
@@ -47,6 +48,8 @@ DecodeLoop::DecodeLoop(const DecodeLoopOptions& options,
       row_(runner.config().vocab) {
   parts_.reserve(options.scheduler.max_batch + options.scheduler.max_prefill_sequences);
   if (options_.test_poison_freed) worker::PoisonFreedBlocks(&memory_, &runner_);
+  memory_.cache().set_listener(
+      [this](const kv::BlockHash& hash, bool stored) { kv_events_.Add(hash, stored); });
   PublishLoad();
 }
 
@@ -83,6 +86,10 @@ void DecodeLoop::OnReceiverEvent(ReceiverEvent event) {
   commands_.Post([this, event = std::move(event)] { HandleReceiverEvent(event); });
 }
 
+void DecodeLoop::OnDraftReceiverEvent(ReceiverEvent event) {
+  commands_.Post([this, event = std::move(event)] { draft_intake_->OnReceiverEvent(event); });
+}
+
 void DecodeLoop::Start() {
   thread_ = std::thread([this] {
     while (!stopping_.load()) RunOnce(kPollInterval);
@@ -98,6 +105,8 @@ void DecodeLoop::Stop() {
   for (const auto& [id, call] : calls_) {
     if (!call->ended) open.push_back(call.get());
   }
+  // In a fixed order, whatever that of the table.
+  std::sort(open.begin(), open.end(), [](const Call* a, const Call* b) { return a->id < b->id; });
   for (Call* call : open) End(call, absl::UnavailableError("decode: worker stops"));
 }
 
@@ -166,6 +175,12 @@ void DecodeLoop::Reserve(Call* call) {
     reserved->add_block_table(static_cast<uint32_t>(block));
   }
   call->done.set_cached_prompt_tokens(static_cast<uint32_t>(call->prompt->num_cached));
+  if (draft_intake_ != nullptr) {
+    if (std::optional<worker::v1::DraftHandoff> draft =
+            draft_intake_->Reserve(call->id, *call->prompt)) {
+      *reserved->mutable_draft() = *std::move(draft);
+    }
+  }
   call->sink->Send(std::move(response));
 }
 
@@ -193,8 +208,10 @@ void DecodeLoop::HandleReceiverEvent(const ReceiverEvent& event) {
   metrics_.OnTransferFailed(event.transport, event.status);
   reservations_->Drop(event.reservation_id);
   call->reservation.reset();
-  End(call, event.status.ok() ? absl::UnavailableError("kv transfer: ended by the peer")
-                              : Annotate(event.status, "kv transfer"));
+  End(call, process::WithErrorInfo(event.status.ok()
+                                       ? absl::UnavailableError("kv transfer: ended by the peer")
+                                       : Annotate(event.status, "kv transfer"),
+                                   process::kPeerFailed, {}));
 }
 
 void DecodeLoop::HandleLanded(Call* call, const ReceiverEvent& event) {
@@ -202,9 +219,14 @@ void DecodeLoop::HandleLanded(Call* call, const ReceiverEvent& event) {
   metrics_.exposed.Observe(absl::ToDoubleSeconds(event.exposed));
   metrics_.prompt_cached.Increment(call->prompt->num_cached);
   metrics_.prompt_transferred.Increment(call->prompt->num_tokens() - call->prompt->num_cached);
+  const absl::Status landed =
+      runner_.BlocksLanded(absl::MakeConstSpan(reservations_->blocks(event.reservation_id))
+                               .subspan(call->prompt->num_cached / kv::kBlockTokens));
   reservations_->Land(event.reservation_id, &*call->prompt);
   call->reservation.reset();
+  if (!landed.ok()) return End(call, Annotate(landed, "kv to the device"));
   call->done.set_kv_bytes(event.bytes);
+  call->done.set_kv_transport(event.transport);
   call->done.set_handover_exposed_s(absl::ToDoubleSeconds(event.exposed));
   call->running_since = call->times.first_step = call->times.first_token = clock_.Now();
   if (event.first_tokens.size() != call->choices.size()) {
@@ -253,6 +275,7 @@ void DecodeLoop::ReleaseSequence(runtime::Sequence* sequence) {
 }
 
 void DecodeLoop::Release(Call* call) {
+  if (draft_intake_ != nullptr) draft_intake_->Cancel(call->id);
   if (call->reservation) {
     reservations_->Revoke(*call->reservation, "request ended");
     call->reservation.reset();
@@ -295,8 +318,16 @@ void DecodeLoop::PublishLoad() {
       cache.query_tokens() - std::exchange(counted_queries_, cache.query_tokens())));
   metrics_.cache_hits.Increment(
       static_cast<double>(cache.hit_tokens() - std::exchange(counted_hits_, cache.hit_tokens())));
+  metrics_.cache_evictions.Increment(static_cast<double>(
+      cache.evictions() - std::exchange(counted_evictions_, cache.evictions())));
+  if (draft_intake_ != nullptr) {
+    const int64_t landed = draft_intake_->landed_tokens();
+    metrics_.draft_prompt_transferred.Increment(
+        static_cast<double>(landed - std::exchange(counted_draft_tokens_, landed)));
+  }
   metrics_.preemptions.Increment(static_cast<double>(
       scheduler_.preemptions() - std::exchange(counted_preemptions_, scheduler_.preemptions())));
+  metrics_.CountSaturated(runner_.saturated_samples(), &counted_saturated_);
   base::MutexLock lock(&load_mutex_);
   load_ = std::move(load);
 }

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "baton/worker/v1/decode.pb.h"
 #include "decode_worker/decode_scheduler.h"
+#include "decode_worker/draft_intake.h"
 #include "decode_worker/reservation_table.h"
 #include "decode_worker/speculator.h"
 #include "engine/base/clock.h"
@@ -25,6 +26,7 @@
 #include "kvtransfer/receiver.h"
 #include "worker/call_sink.h"
 #include "worker/command_queue.h"
+#include "worker/kv_event_log.h"
 #include "worker/worker_metrics.h"
 
 namespace baton::decode {
@@ -48,7 +50,8 @@ struct DecodeLoopOptions {
 // RunOnce.
 class DecodeLoop : private runtime::LayerObserver {
  public:
-  // All references outlive the loop.
+  // All references outlive the loop. `runner` takes steps of all the tokens and rows that the
+  // options allow: of the batch, its drafts and a chunk.
   DecodeLoop(const DecodeLoopOptions& options,
              runtime::ModelRunner& runner,
              const text::Tokenizer& tokenizer,
@@ -64,6 +67,10 @@ class DecodeLoop : private runtime::LayerObserver {
   void set_step_cost(StepCost cost) { speculator_.set_cost(std::move(cost)); }
   void AddDrafter(std::unique_ptr<Drafter> drafter) { speculator_.AddDrafter(std::move(drafter)); }
 
+  // Where a draft model's prompts are handed over; it outlives the loop. Its receiver's events come
+  // to OnDraftReceiverEvent. Before Start.
+  void set_draft_intake(DraftIntake* intake) { draft_intake_ = intake; }
+
   // Queues a request. `sink` gets Reserved unless the prompt is computed here; then Tokens, Done
   // and Finish(OK); or Finish with an error at any moment. RESOURCE_EXHAUSTED: the blocks are not
   // there now. Errors: RESOURCE_EXHAUSTED above max_calls; `sink` is not used then.
@@ -75,6 +82,7 @@ class DecodeLoop : private runtime::LayerObserver {
   // per call; a call that has ended is left alone.
   void Cancel(CallId call, absl::Status status);
   void OnReceiverEvent(kvtransfer::ReceiverEvent event);
+  void OnDraftReceiverEvent(kvtransfer::ReceiverEvent event);
 
   void Start();
   // Ends what is open with UNAVAILABLE and joins the thread. Idempotent.
@@ -84,6 +92,7 @@ class DecodeLoop : private runtime::LayerObserver {
   bool RunOnce(absl::Duration idle_wait);
 
   worker::v1::WorkerLoad load() const;
+  const worker::KvEventLog& kv_events() const { return kv_events_; }
   int num_calls() const { return num_calls_.load(); }
   runtime::RequestLimits limits() const { return limits_; }
   // Engine thread only.
@@ -100,6 +109,7 @@ class DecodeLoop : private runtime::LayerObserver {
   };
 
   void OnLayerDone(int layer) override;
+  bool reads_kv_pool() const override { return false; }
 
   void HandleOpen(std::unique_ptr<Call> call);
   void Reserve(Call* call);
@@ -157,9 +167,11 @@ class DecodeLoop : private runtime::LayerObserver {
   std::thread thread_;
 
   // Engine thread only.
+  worker::KvEventLog kv_events_;  // outlives memory_, which writes it
   runtime::KvMemory memory_;
   kvtransfer::Receiver* receiver_ = nullptr;
   std::unique_ptr<ReservationTable> reservations_;
+  DraftIntake* draft_intake_ = nullptr;
   DecodeScheduler scheduler_;
   Speculator speculator_;
   runtime::Sampler sampler_;
@@ -170,8 +182,9 @@ class DecodeLoop : private runtime::LayerObserver {
   StepLoad load_of_step_;         // its decoding sequences
   absl::Duration last_step_end_;  // zero: there was nothing to do since
   absl::flat_hash_map<CallId, std::unique_ptr<Call>> calls_;
-  uint64_t counted_queries_ = 0, counted_hits_ = 0;
-  int64_t counted_preemptions_ = 0;
+  uint64_t counted_queries_ = 0, counted_hits_ = 0, counted_evictions_ = 0;
+  int64_t counted_preemptions_ = 0, counted_draft_tokens_ = 0;
+  std::array<uint64_t, 2> counted_saturated_ = {0, 0};
 
   mutable base::Mutex load_mutex_;
   worker::v1::WorkerLoad load_ ABSL_GUARDED_BY(load_mutex_);

@@ -11,6 +11,7 @@
 #include "engine/base/status_macros.h"
 #include "worker/bidi_call.h"
 #include "worker/convert.h"
+#include "worker/send_thread.h"
 
 namespace baton::decode {
 namespace {
@@ -32,6 +33,9 @@ absl::Status WithLoad(const absl::Status& status, const DecodeLoop& loop) {
        {"requests_waiting", absl::StrCat(load.requests_waiting())}});
 }
 
+// All calls together. A step of a full batch queues one for each sequence.
+constexpr size_t kMaxQueuedMessages = 1 << 16;
+
 class LoadReportingSink : public DecodeSink {
  public:
   LoadReportingSink(std::shared_ptr<DecodeSink> sink, const DecodeLoop& loop)
@@ -50,7 +54,8 @@ class LoadReportingSink : public DecodeSink {
 
 class Handler : public worker::CallHandler<DecodeRequest, DecodeResponse> {
  public:
-  Handler(DecodeLoop* loop, bool draining) : loop_(loop), draining_(draining) {}
+  Handler(DecodeLoop* loop, worker::SendThread* sends, bool draining)
+      : loop_(loop), sends_(sends), draining_(draining) {}
 
   absl::Status OnRequest(DecodeRequest request, std::shared_ptr<DecodeSink> sink) override {
     if (loop_ == nullptr) return absl::UnavailableError("decode: the model is still loading");
@@ -63,9 +68,9 @@ class Handler : public worker::CallHandler<DecodeRequest, DecodeResponse> {
     if (draining_) return absl::UnavailableError("decode: draining");
     BATON_ASSIGN_OR_RETURN(runtime::EngineRequest engine_request,
                            worker::RequestFromProto(request.open().spec(), loop_->limits()));
-    absl::StatusOr<CallId> call =
-        loop_->Open(std::move(engine_request), request.open().prefill_locally(),
-                    std::make_shared<LoadReportingSink>(std::move(sink), *loop_));
+    absl::StatusOr<CallId> call = loop_->Open(
+        std::move(engine_request), request.open().prefill_locally(),
+        sends_->Wrap<DecodeResponse>(std::make_shared<LoadReportingSink>(std::move(sink), *loop_)));
     if (absl::IsResourceExhausted(call.status())) return WithLoad(call.status(), *loop_);
     BATON_RETURN_IF_ERROR(call.status());
     call_ = *call;
@@ -80,6 +85,7 @@ class Handler : public worker::CallHandler<DecodeRequest, DecodeResponse> {
 
  private:
   DecodeLoop* const loop_;  // null while loading
+  worker::SendThread* const sends_;
   const bool draining_;
   std::optional<CallId> call_;
 };
@@ -92,11 +98,12 @@ struct DecodeService::Impl : public worker::v1::DecodeWorker::CallbackService {
   grpc::ServerBidiReactor<DecodeRequest, DecodeResponse>* Generate(
       grpc::CallbackServerContext* context) override {
     return worker::BidiCall<DecodeRequest, DecodeResponse>::Start(
-        context, std::make_unique<Handler>(loop.load(), draining()));
+        context, std::make_unique<Handler>(loop.load(), &sends, draining()));
   }
 
   const std::function<bool()> draining;
   std::atomic<DecodeLoop*> loop{nullptr};
+  worker::SendThread sends{kMaxQueuedMessages};
 };
 
 DecodeService::DecodeService(std::function<bool()> draining)
@@ -106,5 +113,7 @@ DecodeService::~DecodeService() = default;
 grpc::Service* DecodeService::service() { return impl_.get(); }
 
 void DecodeService::SetLoop(DecodeLoop* loop) { impl_->loop.store(loop); }
+
+void DecodeService::FinishSending() { impl_->sends.Stop(); }
 
 }  // namespace baton::decode

@@ -26,6 +26,8 @@ class DecodeService {
   grpc::Service* service();
   // Until then calls are refused with UNAVAILABLE. `loop` outlives the server.
   void SetLoop(DecodeLoop* loop);
+  // The loop has stopped: what it has sent is taken to its calls.
+  void FinishSending();
 
  private:
   struct Impl;

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "decode_worker/model_drafter.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 
@@ -27,60 +25,39 @@ int Bits(ops::WeightDtype dtype) {
   return 0;
 }
 
-runtime::ModelRunnerOptions RunnerOptions(const DraftModelOptions& draft,
-                                          const worker::WorkerOptions& options,
-                                          const runtime::ModelRunner& target) {
-  runtime::ModelRunnerOptions runner;
-  runner.backend = options.device == "auto" ? "cpu" : options.device;
-  runner.kv_dtype = options.kv_dtype;
-  runner.max_step_tokens = draft.max_batch + kMaxCatchUp;
-  runner.max_logit_rows = draft.max_batch;
-  runner.num_blocks = target.layout().num_blocks;
-  runner.backend_options.num_threads = options.threads;
-  runner.backend_options.isa = options.cpu_isa;
-  return runner;
-}
-
-absl::StatusOr<std::unique_ptr<Drafter>> Make(const DraftModelOptions& draft,
-                                              const runtime::ModelRunnerOptions& options,
-                                              const worker::EngineHost& target,
-                                              std::unique_ptr<runtime::ModelRunner> runner) {
+absl::StatusOr<std::unique_ptr<ModelDrafter>> Make(const DraftModelOptions& draft,
+                                                   bool uses_target_kv,
+                                                   const worker::EngineHost& target,
+                                                   std::unique_ptr<runtime::ModelRunner> runner) {
   BATON_ASSIGN_OR_RETURN(StepCost cost,
                          MeasureStepCost(*runner, draft.max_batch, draft.cost_budget));
   ModelDrafterOptions drafter;
   drafter.max_batch = draft.max_batch;
   drafter.max_catch_up = kMaxCatchUp;
   drafter.num_tokens = static_cast<int>(target.tokenizer->vocab_size());
-  drafter.uses_target_kv = options.kv_owner != nullptr;
-  return std::make_unique<ModelDrafter>(drafter, std::move(runner), std::move(cost));
+  drafter.uses_target_kv = uses_target_kv;
+  return std::make_unique<ModelDrafter>(drafter, std::move(runner), std::move(cost), draft.metrics);
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Drafter>> LoadDraftModel(const DraftModelOptions& draft,
-                                                        const std::string& path,
-                                                        const worker::WorkerOptions& options,
-                                                        const worker::EngineHost& target) {
-  runtime::ModelRunnerOptions runner_options = RunnerOptions(draft, options, *target.runner);
-  runner_options.model_path = path;
+absl::StatusOr<std::unique_ptr<ModelDrafter>> LoadDraftModel(const DraftModelOptions& draft,
+                                                             const std::string& path,
+                                                             const worker::WorkerOptions& options,
+                                                             const worker::EngineHost& target) {
+  worker::DraftRunnerOptions runner_options;
+  runner_options.step_tokens = draft.max_batch + kMaxCatchUp;
+  runner_options.max_logit_rows = draft.max_batch;
+  runner_options.num_blocks = target.runner->layout().num_blocks;
   BATON_ASSIGN_OR_RETURN(std::unique_ptr<runtime::ModelRunner> runner,
-                         runtime::ModelRunner::Create(runner_options));
-  if (runner->config().vocab != target.runner->config().vocab) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--draft-model: vocab=", runner->config().vocab,
-                     " target_vocab=", target.runner->config().vocab));
-  }
-  BATON_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer,
-                         worker::LoadTokenizer(*runner));
-  if (tokenizer->fingerprint() != target.tokenizer->fingerprint())
-    return absl::InvalidArgumentError("--draft-model: its tokenizer is not the model's");
-  return Make(draft, runner_options, target, std::move(runner));
+                         worker::LoadDraftRunner(runner_options, path, options, target));
+  return Make(draft, /*uses_target_kv=*/false, target, std::move(runner));
 }
 
-absl::StatusOr<std::unique_ptr<Drafter>> LoadLowBitCopy(const DraftModelOptions& draft,
-                                                        const std::string& weight_dtype,
-                                                        const worker::WorkerOptions& options,
-                                                        const worker::EngineHost& target) {
+absl::StatusOr<std::unique_ptr<ModelDrafter>> LoadLowBitCopy(const DraftModelOptions& draft,
+                                                             const std::string& weight_dtype,
+                                                             const worker::WorkerOptions& options,
+                                                             const worker::EngineHost& target) {
   BATON_ASSIGN_OR_RETURN(const ops::WeightDtype dtype, ops::ParseWeightDtype(weight_dtype));
   if (Bits(dtype) >= Bits(target.runner->weight_dtype())) {
     BATON_LOG(Warning, "low-bit drafts are off",
@@ -88,14 +65,19 @@ absl::StatusOr<std::unique_ptr<Drafter>> LoadLowBitCopy(const DraftModelOptions&
               " draft_weight_dtype=", weight_dtype);
     return nullptr;
   }
-  runtime::ModelRunnerOptions runner_options = RunnerOptions(draft, options, *target.runner);
+  runtime::ModelRunnerOptions runner_options;
   runner_options.model_path = options.model;
+  runner_options.backend = options.device == "auto" ? "cpu" : options.device;
   runner_options.weight_dtype = weight_dtype;
   runner_options.max_model_len = options.max_model_len;
+  runner_options.max_step_tokens = draft.max_batch;
+  runner_options.max_logit_rows = draft.max_batch;
+  runner_options.backend_options.num_threads = options.threads;
+  runner_options.backend_options.isa = options.cpu_isa;
   runner_options.kv_owner = target.runner.get();
   BATON_ASSIGN_OR_RETURN(std::unique_ptr<runtime::ModelRunner> runner,
                          runtime::ModelRunner::Create(runner_options));
-  return Make(draft, runner_options, target, std::move(runner));
+  return Make(draft, /*uses_target_kv=*/true, target, std::move(runner));
 }
 
 }  // namespace baton::decode

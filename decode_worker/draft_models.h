@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "decode_worker/drafter.h"
+#include "decode_worker/model_drafter.h"
 #include "worker/engine_host.h"
 #include "worker/worker_options.h"
 
@@ -16,23 +16,22 @@ namespace baton::decode {
 struct DraftModelOptions {
   int max_batch = 64;
   absl::Duration cost_budget = absl::Seconds(2);  // what timing its steps may take
+  worker::WorkerMetrics metrics;
 };
 
-// A small model with a KV cache of as many blocks as the target's. `options` are the worker's:
-// device, threads, precision of the cache.
-// Errors: INVALID_ARGUMENT when its vocabulary or tokenizer is not the target's, and those of
-// ModelRunner::Create.
-absl::StatusOr<std::unique_ptr<Drafter>> LoadDraftModel(const DraftModelOptions& draft,
-                                                        const std::string& path,
-                                                        const worker::WorkerOptions& options,
-                                                        const worker::EngineHost& target);
+// A small model with a KV cache of as many blocks as the target's.
+// Errors: those of worker::LoadDraftRunner.
+absl::StatusOr<std::unique_ptr<ModelDrafter>> LoadDraftModel(const DraftModelOptions& draft,
+                                                             const std::string& path,
+                                                             const worker::WorkerOptions& options,
+                                                             const worker::EngineHost& target);
 
 // The target's own weights in `weight_dtype`, in the target's KV cache. Null, with a line in the
 // log, when the target computes in no more bits: drafting would cost what it saves.
 // Errors: those of ModelRunner::Create.
-absl::StatusOr<std::unique_ptr<Drafter>> LoadLowBitCopy(const DraftModelOptions& draft,
-                                                        const std::string& weight_dtype,
-                                                        const worker::WorkerOptions& options,
-                                                        const worker::EngineHost& target);
+absl::StatusOr<std::unique_ptr<ModelDrafter>> LoadLowBitCopy(const DraftModelOptions& draft,
+                                                             const std::string& weight_dtype,
+                                                             const worker::WorkerOptions& options,
+                                                             const worker::EngineHost& target);
 
 }  // namespace baton::decode

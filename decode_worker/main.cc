@@ -21,6 +21,7 @@ namespace baton::decode {
 
 struct DecodeOptions {
   DecodeLoopOptions loop;
+  bool test_free_drafts = false;
   int64_t swap_bytes = int64_t{256} << 20;
   std::string draft_model;                  // path; empty: none
   std::string draft_weight_dtype = "none";  // of a copy of the model itself: none, q4, int8
@@ -67,6 +68,10 @@ ABSL_FLAG(std::string,
           DecodeOptions{}.draft_weight_dtype,
           "Draft with a copy of the model's own weights in this precision: none, q4 or int8. A "
           "model that computes in it already goes without.");
+ABSL_FLAG(bool,
+          test_free_drafts,
+          DecodeOptions{}.test_free_drafts,
+          "For tests only: drafts are taken to cost nothing, so that there are always some.");
 ABSL_FLAG(std::string,
           kv_listen,
           DecodeOptions{}.kv_listen,
@@ -91,6 +96,7 @@ DecodeOptions OptionsFromFlags(const worker::WorkerOptions& worker_options) {
   options.loop.speculation.max_step_drafts = absl::GetFlag(FLAGS_max_step_draft_tokens);
   options.loop.speculation.ngram = absl::GetFlag(FLAGS_ngram_drafts);
   options.swap_bytes = absl::GetFlag(FLAGS_swap_space);
+  options.test_free_drafts = absl::GetFlag(FLAGS_test_free_drafts);
   options.draft_model = absl::GetFlag(FLAGS_draft_model);
   options.draft_weight_dtype = absl::GetFlag(FLAGS_draft_weight_dtype);
   options.loop.max_calls = worker_options.max_calls;
@@ -171,17 +177,10 @@ class DecodeRole : public worker::WorkerRole {
     BATON_ASSIGN_OR_RETURN(SwapSpace swap, SwapSpace::Create(*host_->runner, options_.swap_bytes));
     swap_ = std::make_unique<SwapSpace>(std::move(swap));
     loop_->set_swap_space(swap_.get());
-    BATON_RETURN_IF_ERROR(SetUpSpeculation());
-    kvtransfer::ReceiverOptions receiver_options;
-    receiver_options.pool = &host_->runner->kv_pool();
-    receiver_options.layout = host_->runner->layout();
+    BATON_RETURN_IF_ERROR(SetUpSpeculation(worker::WorkerMetrics(metrics)));
+    BATON_ASSIGN_OR_RETURN(kvtransfer::ReceiverOptions receiver_options,
+                           ReceiverOptions(*host_->runner));
     receiver_options.fingerprint = host_->fingerprint;
-    receiver_options.incarnation = host_->incarnation;
-    receiver_options.transports = {"shm", "tcp"};
-    if (options_.kv_transport != "auto") receiver_options.transports = {options_.kv_transport};
-    BATON_RETURN_IF_ERROR(ParseListen(options_.kv_listen, &receiver_options.tcp_listen_host,
-                                      &receiver_options.tcp_listen_port));
-    receiver_options.tcp_advertise_host = options_.kv_advertise_host;
     BATON_ASSIGN_OR_RETURN(
         receiver_, kvtransfer::Receiver::Create(
                        receiver_options, [loop = loop_.get()](kvtransfer::ReceiverEvent event) {
@@ -195,8 +194,12 @@ class DecodeRole : public worker::WorkerRole {
     service_->SetLoop(loop_.get());
     return absl::OkStatus();
   }
+  const worker::KvEventLog& kv_events() const override { return loop_->kv_events(); }
   bool idle() const override { return loop_->num_calls() == 0; }
-  void StopEngine() override { loop_->Stop(); }
+  void StopEngine() override {
+    loop_->Stop();
+    service_->FinishSending();
+  }
 
  private:
   int StepDrafts() const {
@@ -204,25 +207,60 @@ class DecodeRole : public worker::WorkerRole {
     return speculation.max_drafts == 0 ? 0 : speculation.max_step_drafts;
   }
   // Steps are timed on the empty pool before the first request comes.
-  absl::Status SetUpSpeculation() {
+  absl::Status SetUpSpeculation(const worker::WorkerMetrics& metrics) {
     if (StepDrafts() == 0) return absl::OkStatus();
-    BATON_ASSIGN_OR_RETURN(
-        StepCost cost,
-        MeasureStepCost(*host_->runner, std::min(max_logit_rows(), step_tokens()), kCostBudget));
-    loop_->set_step_cost(std::move(cost));
+    if (!options_.test_free_drafts) {
+      BATON_ASSIGN_OR_RETURN(
+          StepCost cost,
+          MeasureStepCost(*host_->runner, std::min(max_logit_rows(), step_tokens()), kCostBudget));
+      loop_->set_step_cost(std::move(cost));
+    }
     DraftModelOptions draft;
     draft.max_batch = options_.loop.scheduler.max_batch;
     draft.cost_budget = kCostBudget;
-    std::unique_ptr<Drafter> drafter;
+    draft.metrics = metrics;
+    std::unique_ptr<ModelDrafter> drafter;
     if (!options_.draft_model.empty()) {
       BATON_ASSIGN_OR_RETURN(drafter,
                              LoadDraftModel(draft, options_.draft_model, worker_options_, *host_));
+      BATON_RETURN_IF_ERROR(SetUpDraftIntake(drafter.get()));
     } else if (options_.draft_weight_dtype != "none") {
       BATON_ASSIGN_OR_RETURN(
           drafter, LoadLowBitCopy(draft, options_.draft_weight_dtype, worker_options_, *host_));
     }
     if (drafter != nullptr) loop_->AddDrafter(std::move(drafter));
     return absl::OkStatus();
+  }
+  // Prefill workers with the same draft model hand its keys and values over.
+  absl::Status SetUpDraftIntake(ModelDrafter* drafter) {
+    runtime::ModelRunner& runner = drafter->runner();
+    BATON_ASSIGN_OR_RETURN(kvtransfer::ReceiverOptions receiver_options, ReceiverOptions(runner));
+    receiver_options.fingerprint = worker::FingerprintOf(runner, *host_->tokenizer);
+    receiver_options.tcp_listen_port = 0;
+    BATON_ASSIGN_OR_RETURN(
+        draft_receiver_,
+        kvtransfer::Receiver::Create(receiver_options,
+                                     [loop = loop_.get()](kvtransfer::ReceiverEvent event) {
+                                       loop->OnDraftReceiverEvent(std::move(event));
+                                     }));
+    draft_intake_ = std::make_unique<DraftIntake>(drafter->memory(), draft_receiver_.get(),
+                                                  options_.loop.clock);
+    drafter->set_intake(draft_intake_.get());
+    loop_->set_draft_intake(draft_intake_.get());
+    peer_service_->SetDraftReceiver(draft_receiver_.get());
+    return absl::OkStatus();
+  }
+  absl::StatusOr<kvtransfer::ReceiverOptions> ReceiverOptions(runtime::ModelRunner& runner) const {
+    kvtransfer::ReceiverOptions receiver_options;
+    receiver_options.pool = &runner.kv_pool();
+    receiver_options.layout = runner.layout();
+    receiver_options.incarnation = host_->incarnation;
+    receiver_options.transports = {"shm", "tcp"};
+    if (options_.kv_transport != "auto") receiver_options.transports = {options_.kv_transport};
+    BATON_RETURN_IF_ERROR(ParseListen(options_.kv_listen, &receiver_options.tcp_listen_host,
+                                      &receiver_options.tcp_listen_port));
+    receiver_options.tcp_advertise_host = options_.kv_advertise_host;
+    return receiver_options;
   }
 
   std::vector<worker::v1::WorkerStatus::Peer> Peers() const {
@@ -240,10 +278,12 @@ class DecodeRole : public worker::WorkerRole {
   const worker::WorkerOptions worker_options_;
   std::unique_ptr<worker::EngineHost> host_;
   std::unique_ptr<SwapSpace> swap_;
+  std::unique_ptr<DraftIntake> draft_intake_;
   std::unique_ptr<DecodeService> service_;
   std::unique_ptr<PeerService> peer_service_;
   std::unique_ptr<DecodeLoop> loop_;
-  std::unique_ptr<kvtransfer::Receiver> receiver_;  // its events go to loop_
+  std::unique_ptr<kvtransfer::Receiver> receiver_;        // its events go to loop_
+  std::unique_ptr<kvtransfer::Receiver> draft_receiver_;  // the same
 };
 
 }  // namespace

@@ -25,8 +25,10 @@ double Now() { return absl::ToDoubleSeconds(base::Clock::Real().Now()); }
 
 ModelDrafter::ModelDrafter(const ModelDrafterOptions& options,
                            std::unique_ptr<runtime::ModelRunner> runner,
-                           StepCost cost)
+                           StepCost cost,
+                           const worker::WorkerMetrics& metrics)
     : options_(options),
+      metrics_(metrics),
       runner_(std::move(runner)),
       cost_(std::move(cost)),
       sampler_(runner_->config().vocab, options.num_tokens) {
@@ -43,14 +45,28 @@ ModelDrafter::State& ModelDrafter::Sync(const runtime::Sequence& target) {
   if (!state->sequence) {
     runtime::Sequence& own = state->sequence.emplace(target.tokens, target.hasher, target.order);
     own.tokens.reserve(target.tokens.capacity() + kMaxDrafts);
-    memory_->MatchPrefix(&own, kv::MaxMatchBlocks(own.num_tokens()));
+    MatchAgain(state.get());
     return *state;
   }
   runtime::Sequence& own = *state->sequence;
   // Rejected drafts have been taken away by OnVerified: the rest is a beginning of the target's.
   own.tokens.insert(own.tokens.end(), target.tokens.begin() + own.num_tokens(),
                     target.tokens.end());
+  const bool landed = intake_ != nullptr && intake_->num_landed() != state->num_landed;
+  if (landed && own.num_pending() > most_pending()) MatchAgain(state.get());
   return *state;
+}
+
+void ModelDrafter::MatchAgain(State* state) {
+  runtime::Sequence& own = *state->sequence;
+  if (intake_ != nullptr) state->num_landed = intake_->num_landed();
+  memory_->Publish(&own);  // what is computed is found again
+  memory_->Release(&own);
+  memory_->MatchPrefix(&own, kv::MaxMatchBlocks(own.num_tokens()));
+}
+
+bool ModelDrafter::IsComing(uint64_t order) const {
+  return intake_ != nullptr && intake_->IsComing(order / runtime::kMaxChoices);
 }
 
 DraftOffer ModelDrafter::Offer(const Drafting& drafting) {
@@ -179,7 +195,7 @@ void ModelDrafter::CatchUp(double seconds) {
   // The oldest first: it has waited longest.
   State* behind = nullptr;
   for (const auto& [order, state] : states_) {
-    if (!state->wanted) continue;
+    if (!state->wanted || IsComing(order)) continue;
     if (behind == nullptr || order < behind->sequence->order) behind = state.get();
   }
   if (behind == nullptr) return;
@@ -206,6 +222,7 @@ void ModelDrafter::CatchUp(double seconds) {
     return;
   }
   own.num_computed += tokens;
+  metrics_.draft_prompt_computed.Increment(tokens);
   memory_->Publish(&own);
 }
 

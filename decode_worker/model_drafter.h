@@ -9,11 +9,13 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "decode_worker/acceptance.h"
+#include "decode_worker/draft_intake.h"
 #include "decode_worker/drafter.h"
 #include "decode_worker/step_cost.h"
 #include "engine/runtime/batch.h"
 #include "engine/runtime/model_runner.h"
 #include "engine/runtime/sampler.h"
+#include "worker/worker_metrics.h"
 
 namespace baton::decode {
 
@@ -39,7 +41,8 @@ class ModelDrafter : public Drafter {
   // max_catch_up tokens, and max_batch rows of logits. `cost` is that of its steps.
   ModelDrafter(const ModelDrafterOptions& options,
                std::unique_ptr<runtime::ModelRunner> runner,
-               StepCost cost);
+               StepCost cost,
+               const worker::WorkerMetrics& metrics = worker::WorkerMetrics());
 
   DraftOffer Offer(const Drafting& drafting) override;
   void Draft(absl::Span<Drafting* const> draftings) override;
@@ -49,20 +52,27 @@ class ModelDrafter : public Drafter {
   void Want(const Drafting& drafting) override;
   void CatchUp(double seconds) override;
 
+  // Prompts may come from prefill workers: until one that is coming has landed or failed, it is not
+  // computed here. `intake` works on memory() and outlives the drafter.
+  void set_intake(const DraftIntake* intake) { intake_ = intake; }
   // Null when it works in the target's cache.
-  const runtime::KvMemory* memory() const { return memory_ ? &*memory_ : nullptr; }
+  runtime::KvMemory* memory() { return memory_ ? &*memory_ : nullptr; }
   runtime::ModelRunner& runner() { return *runner_; }
 
  private:
   struct State {
     // Own cache only: the target's tokens, then drafts; what is computed of them.
     std::optional<runtime::Sequence> sequence;
+    int num_landed = 0;   // the intake's, when it was last looked into the prefix cache
     bool wanted = false;  // by an answer that would have drafts if it were computed
     Acceptance acceptance;
   };
 
   // The state of a sequence, its tokens brought up to date.
   State& Sync(const runtime::Sequence& target);
+  bool IsComing(uint64_t order) const;
+  // Starts again from the prefix cache, which may hold what was handed over meanwhile.
+  void MatchAgain(State* state);
   bool Grow(State* state, int num_tokens);
   // The next draft of each of jobs_.
   void RunRound(int round);
@@ -73,10 +83,12 @@ class ModelDrafter : public Drafter {
   int most_pending() const { return 1 + options_.max_catch_up / options_.max_batch; }
 
   const ModelDrafterOptions options_;
+  const worker::WorkerMetrics metrics_;
   std::unique_ptr<runtime::ModelRunner> runner_;
   StepCost cost_;
   double draw_seconds_ = 0;  // mean of one draw
   std::optional<runtime::KvMemory> memory_;
+  const DraftIntake* intake_ = nullptr;
   runtime::Sampler sampler_;
   std::vector<runtime::StepSequence> parts_;
   std::vector<int> rows_;        // one per part

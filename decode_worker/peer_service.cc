@@ -18,12 +18,19 @@ namespace {
 
 using worker::v1::PeerMessage;
 
+struct Receivers {
+  kvtransfer::Receiver* target = nullptr;  // null while loading
+  kvtransfer::Receiver* draft = nullptr;   // null without a draft model
+};
+
+constexpr absl::string_view kDraftRole = "prefill-draft";
+
 // One session. gRPC owns it until OnDone; the receiver knows it as a link until OnPeerGone.
 class Session : public grpc::ServerBidiReactor<PeerMessage, PeerMessage>,
                 public kvtransfer::PeerLink {
  public:
-  explicit Session(kvtransfer::Receiver* receiver) : receiver_(receiver) {
-    if (receiver_ == nullptr) {
+  explicit Session(Receivers receivers) : receivers_(receivers) {
+    if (receivers_.target == nullptr) {
       writer_.Finish(absl::UnavailableError("decode: the model is still loading"));
     } else {
       StartRead(&incoming_);
@@ -58,9 +65,14 @@ class Session : public grpc::ServerBidiReactor<PeerMessage, PeerMessage>,
     if (!incoming_.has_hello()) {
       return absl::InvalidArgumentError("peer: the first message is no hello");
     }
+    worker::v1::Hello peer = incoming_.hello();
+    const bool draft = peer.role() == kDraftRole;
+    if (draft) peer.set_role("prefill");  // as such the draft model's receiver knows it
+    receiver_ = draft ? receivers_.draft : receivers_.target;
+    if (receiver_ == nullptr)
+      return absl::FailedPreconditionError("peer: there is no draft model here");
     kvtransfer::SessionId session;
-    absl::StatusOr<worker::v1::Hello> hello =
-        receiver_->OnPeerHello(incoming_.hello(), this, &session);
+    absl::StatusOr<worker::v1::Hello> hello = receiver_->OnPeerHello(peer, this, &session);
     if (!hello.ok()) return hello.status();
     session_ = session;
     PeerMessage reply;
@@ -69,7 +81,8 @@ class Session : public grpc::ServerBidiReactor<PeerMessage, PeerMessage>,
     return absl::OkStatus();
   }
 
-  kvtransfer::Receiver* const receiver_;  // null while loading
+  const Receivers receivers_;
+  kvtransfer::Receiver* receiver_ = nullptr;  // of this session, from its hello on
   PeerMessage incoming_;
   std::optional<kvtransfer::SessionId> session_;
   process::StreamWriter<PeerMessage> writer_{
@@ -82,10 +95,11 @@ class Session : public grpc::ServerBidiReactor<PeerMessage, PeerMessage>,
 struct PeerService::Impl : public worker::v1::Peer::CallbackService {
   grpc::ServerBidiReactor<PeerMessage, PeerMessage>* Session(
       grpc::CallbackServerContext* context) override {
-    return new decode::Session(receiver.load());
+    return new decode::Session({receiver.load(), draft_receiver.load()});
   }
 
   std::atomic<kvtransfer::Receiver*> receiver{nullptr};
+  std::atomic<kvtransfer::Receiver*> draft_receiver{nullptr};
 };
 
 PeerService::PeerService() : impl_(std::make_unique<Impl>()) {}
@@ -94,5 +108,9 @@ PeerService::~PeerService() = default;
 grpc::Service* PeerService::service() { return impl_.get(); }
 
 void PeerService::SetReceiver(kvtransfer::Receiver* receiver) { impl_->receiver.store(receiver); }
+
+void PeerService::SetDraftReceiver(kvtransfer::Receiver* receiver) {
+  impl_->draft_receiver.store(receiver);
+}
 
 }  // namespace baton::decode

@@ -26,6 +26,9 @@ class PeerService {
   grpc::Service* service();
   // Until then sessions are refused with UNAVAILABLE. `receiver` outlives the server.
   void SetReceiver(kvtransfer::Receiver* receiver);
+  // Of the draft model's KV, before SetReceiver. Without it such sessions are refused with
+  // FAILED_PRECONDITION.
+  void SetDraftReceiver(kvtransfer::Receiver* receiver);
 
  private:
   struct Impl;

@@ -31,8 +31,19 @@ class DataSink {
   virtual void Report(uint64_t session, double bytes_per_second) = 0;
 };
 
+// A data connection as those see it who decide about sessions.
+class DataLine {
+ public:
+  virtual ~DataLine() = default;
+  virtual uint64_t session() const = 0;  // 0: not attached yet
+  virtual const PutListener& listener() const = 0;
+  // A peer that writes itself must end the connection itself, else its end proves nothing: from now
+  // on we answer nothing, believe nothing and wait for that.
+  virtual void Shut(const absl::Status& reason) = 0;
+};
+
 // Transfer thread only.
-class DataConnection {
+class DataConnection : public DataLine {
  public:
   // `listener`, `sink` and `pool` outlive it.
   DataConnection(UniqueFd fd,
@@ -45,7 +56,7 @@ class DataConnection {
         sink_(sink),
         pool_(pool),
         accepted_at_(accepted_at) {}
-  ~DataConnection();
+  ~DataConnection() override;
   DataConnection(const DataConnection&) = delete;
   DataConnection& operator=(const DataConnection&) = delete;
 
@@ -56,16 +67,16 @@ class DataConnection {
   absl::Status OnWritable();
   // Stops receiving a unit that has been revoked meanwhile.
   void DropUnwantedUnit();
-  // A peer that writes itself must end the connection itself, else its end proves nothing: from now
-  // on we answer nothing, believe nothing and wait for that.
-  void Shut(const absl::Status& reason);
+
+  // DataLine.
+  void Shut(const absl::Status& reason) override;
+  uint64_t session() const override { return session_; }
+  const PutListener& listener() const override { return *listener_; }
 
   int fd() const { return fd_.get(); }
   bool wants_write() const { return !out_.empty(); }
-  uint64_t session() const { return session_; }  // 0: not attached yet
   absl::Duration accepted_at() const { return accepted_at_; }
   bool shut() const { return shut_; }
-  const PutListener& listener() const { return *listener_; }
 
  private:
   absl::Status OnFrame(const Frame& frame);

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include <xxhash.h>
+
 #include "absl/strings/str_cat.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
@@ -36,7 +38,7 @@ std::string WithHeader(FrameType type, absl::string_view body) {
   Put<uint16_t>(static_cast<uint16_t>(type), &frame);
   Put<uint16_t>(0, &frame);
   Put<uint32_t>(static_cast<uint32_t>(body.size()), &frame);
-  Put<uint32_t>(0, &frame);
+  Put<uint32_t>(FrameCheck(frame.data(), body), &frame);
   frame.append(body.data(), body.size());
   return frame;
 }
@@ -77,6 +79,11 @@ absl::Status OutOfBounds(absl::string_view what, uint64_t value, uint64_t limit)
 }
 
 }  // namespace
+
+uint32_t FrameCheck(const char* header, absl::string_view body) {
+  const uint64_t seed = XXH3_64bits(header, kFrameHeaderBytes - sizeof(uint32_t));
+  return static_cast<uint32_t>(XXH3_64bits_withSeed(body.data(), body.size(), seed));
+}
 
 std::string Encode(const AttachFrame& frame) { return WithHeader(FrameType::kAttach, frame.token); }
 
@@ -279,8 +286,7 @@ absl::StatusOr<FrameReader::Event> FrameReader::Advance(size_t count) {
     case State::kHeader:
       return HeaderDone();
     case State::kBody:
-      state_ = State::kHeader;
-      return Event::kFrame;
+      return BodyDone();
     default:
       break;
   }
@@ -295,16 +301,23 @@ absl::StatusOr<FrameReader::Event> FrameReader::HeaderDone() {
   const uint16_t type = Get<uint16_t>(header + 4);
   const uint32_t body_bytes = Get<uint32_t>(header + 8);
   if (Get<uint32_t>(header) != kFrameMagic || type < static_cast<uint16_t>(FrameType::kAttach) ||
-      type > static_cast<uint16_t>(FrameType::kReport) || Get<uint16_t>(header + 6) != 0 ||
-      Get<uint32_t>(header + 12) != 0) {
+      type > static_cast<uint16_t>(FrameType::kReport) || Get<uint16_t>(header + 6) != 0) {
     return absl::InvalidArgumentError("data frame: not a frame header");
   }
   if (body_bytes > kMaxFrameBody) return OutOfBounds("body_bytes", body_bytes, kMaxFrameBody);
   frame_.type = static_cast<FrameType>(type);
   frame_.body.resize(body_bytes);
-  if (body_bytes == 0) return Event::kFrame;
+  if (body_bytes == 0) return BodyDone();
   state_ = State::kBody;
   return Event::kMore;
+}
+
+absl::StatusOr<FrameReader::Event> FrameReader::BodyDone() {
+  const char* header = reinterpret_cast<const char*>(header_.data());
+  if (Get<uint32_t>(header + 12) != FrameCheck(header, frame_.body))
+    return absl::InvalidArgumentError("data frame: damaged");
+  state_ = State::kHeader;
+  return Event::kFrame;
 }
 
 void FrameReader::ReceivePayload(std::vector<absl::Span<uint8_t>> places) {

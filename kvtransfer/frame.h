@@ -4,7 +4,7 @@
 // kMaxFrameBody bytes, all integers little-endian. On transports that carry bytes in the stream,
 // the payload follows a unit's or probe's frame.
 //
-//   header   magic u32, type u16, zero u16, body bytes u32, zero u32
+//   header   magic u32, type u16, zero u16, body bytes u32, check u32 (FrameCheck)
 //   P -> D   Attach, then any of Open, Unit, Probe, Report
 //   D -> P   Welcome, then Grant per Open, Ack per Unit (in order), ProbeAck per Probe
 
@@ -100,6 +100,10 @@ struct Frame {
   std::string body;
 };
 
+// Of the header before the check itself, and of the body: low half of an XXH3-64. A frame says
+// where bytes go, so it is checked on every transport; payload only where SenderOptions ask for it.
+uint32_t FrameCheck(const char* header, absl::string_view body);
+
 std::string Encode(const AttachFrame& frame);
 std::string Encode(const WelcomeFrame& frame);
 std::string Encode(const OpenFrame& frame);
@@ -130,7 +134,8 @@ class FrameReader {
   // Where the next bytes of the stream belong; never empty.
   absl::Span<uint8_t> Want();
   // `count` bytes (at most Want().size()) have been read into Want().
-  // Errors: INVALID_ARGUMENT on a malformed header; the stream cannot be used any more.
+  // Errors: INVALID_ARGUMENT on a malformed header or a damaged frame; the stream cannot be used
+  // any more.
   absl::StatusOr<Event> Advance(size_t count);
   // After kFrame.
   const Frame& frame() const { return frame_; }
@@ -147,6 +152,7 @@ class FrameReader {
   enum class State { kHeader, kBody, kPayload, kSkip };
 
   absl::StatusOr<Event> HeaderDone();
+  absl::StatusOr<Event> BodyDone();
 
   State state_ = State::kHeader;
   std::array<uint8_t, kFrameHeaderBytes> header_{};

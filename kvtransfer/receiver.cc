@@ -1,28 +1,67 @@
+// The receiver's transfer thread: listeners, data connections, heartbeats. It waits for bytes and
+// for nothing else.
+
 #include "kvtransfer/receiver.h"
 
+#include <poll.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "engine/base/log.h"
 #include "engine/base/status_macros.h"
-#include "kvtransfer/fingerprint.h"
-#include "kvtransfer/receiver_impl.h"
+#include "kvtransfer/receiver_core.h"
+#include "kvtransfer/socket.h"
 
 namespace baton::kvtransfer {
 namespace {
 
-constexpr absl::Duration kSuspectAfter = absl::Seconds(3);
+constexpr absl::Duration kAttachTimeout = absl::Seconds(5);
+constexpr size_t kMaxConnections = 1024;
 
-}  // namespace
+class ReceiverImpl : public ReceiverCore, private ReceiverCore::Lines {
+ public:
+  using ReceiverCore::ReceiverCore;
+  ~ReceiverImpl() override {
+    stopping_.store(true);
+    wake_.Wake();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  absl::Status Start();
+
+ private:
+  // ReceiverCore.
+  void Wake() override { wake_.Wake(); }
+  std::vector<const PutListener*> listeners() const override;
+  // Lines.
+  DataLine* Find(SessionId session) override;
+  void Close(DataLine* line) override;
+
+  void Run();
+  void PollOnce();
+  void Accept(PutListener* listener);
+  // Returns false when the connection has ended.
+  bool Serve(DataConnection* connection, short events);
+
+  std::vector<std::unique_ptr<PutListener>> listeners_;
+  WakeFd wake_;
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+  std::vector<std::unique_ptr<DataConnection>> connections_;  // transfer thread only
+};
 
 absl::Status ReceiverImpl::Start() {
   ListenOptions listen;
-  listen.pool = options_.pool;
-  listen.layout = options_.layout;
-  listen.tcp_host = options_.tcp_listen_host;
-  listen.tcp_port = options_.tcp_listen_port;
-  listen.tcp_advertise_host = options_.tcp_advertise_host;
-  listen.socket_dir = options_.socket_dir;
-  for (const std::string& name : options_.transports) {
+  listen.pool = options().pool;
+  listen.layout = options().layout;
+  listen.tcp_host = options().tcp_listen_host;
+  listen.tcp_port = options().tcp_listen_port;
+  listen.tcp_advertise_host = options().tcp_advertise_host;
+  listen.socket_dir = options().socket_dir;
+  for (const std::string& name : options().transports) {
     BATON_ASSIGN_OR_RETURN(std::unique_ptr<PutListener> listener, ListenOn(name, listen));
     listeners_.push_back(std::move(listener));
   }
@@ -30,129 +69,87 @@ absl::Status ReceiverImpl::Start() {
   return absl::OkStatus();
 }
 
-ReceiverImpl::~ReceiverImpl() {
-  stopping_.store(true);
-  wake_.Wake();
-  if (thread_.joinable()) thread_.join();
+std::vector<const PutListener*> ReceiverImpl::listeners() const {
+  std::vector<const PutListener*> listeners;
+  for (const auto& listener : listeners_) listeners.push_back(listener.get());
+  return listeners;
 }
 
-void ReceiverImpl::Deliver(ReceiverEffects effects) {
-  for (ReceiverEvent& event : effects.events) on_event_(std::move(event));
-  for (auto& [session, message] : effects.messages) {
-    std::shared_ptr<LinkSlot> link;
-    {
-      base::MutexLock lock(&mutex_);
-      const auto found = sessions_.find(session);
-      if (found != sessions_.end()) link = found->second.link;
-    }
-    if (link != nullptr) link->Send(std::move(message));
+DataLine* ReceiverImpl::Find(SessionId session) {
+  const auto found = std::find_if(connections_.begin(), connections_.end(),
+                                  [&](const auto& c) { return c->session() == session; });
+  return found == connections_.end() ? nullptr : found->get();
+}
+
+void ReceiverImpl::Close(DataLine* line) {
+  std::erase_if(connections_, [&](const auto& connection) { return connection.get() == line; });
+}
+
+void ReceiverImpl::Run() {
+  while (!stopping_.load()) {
+    PollOnce();
+    EndSessions(this);
+    Tick();
+  }
+  connections_.clear();
+  FailAll(absl::CancelledError("decode worker is shutting down"));
+}
+
+void ReceiverImpl::PollOnce() {
+  std::vector<pollfd> entries;
+  entries.push_back({wake_.fd(), POLLIN, 0});
+  for (const auto& listener : listeners_) entries.push_back({listener->fd(), POLLIN, 0});
+  for (const auto& connection : connections_) {
+    entries.push_back({connection->fd(),
+                       static_cast<short>(connection->wants_write() ? POLLIN | POLLOUT : POLLIN),
+                       0});
+  }
+  const absl::Duration until_tick = NextTick() - options().clock->Now();
+  const int64_t wait_ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(until_tick), 0, 1000) + 1;
+  if (poll(entries.data(), entries.size(), static_cast<int>(wait_ms)) < 0) return;
+  wake_.Drain();
+  const size_t first_connection = 1 + listeners_.size();
+  std::vector<std::unique_ptr<DataConnection>> kept;
+  for (size_t i = 0; i < connections_.size(); ++i) {
+    if (Serve(connections_[i].get(), entries[first_connection + i].revents))
+      kept.push_back(std::move(connections_[i]));
+  }
+  connections_ = std::move(kept);
+  for (size_t i = 0; i < listeners_.size(); ++i) {
+    if (entries[1 + i].revents != 0) Accept(listeners_[i].get());
   }
 }
 
-worker::v1::Handoff ReceiverImpl::Reserve(Reservation reservation) {
-  base::MutexLock lock(&mutex_);
-  return table_.Reserve(std::move(reservation), RandomId());
-}
-
-bool ReceiverImpl::Revoke(uint64_t reservation_id, absl::string_view reason) {
-  const bool revoked =
-      WithTable([&](ReceiverTable& table, Sessions& sessions, ReceiverEffects* effects) {
-        return table.Revoke(reservation_id, reason, effects);
-      });
-  if (revoked) wake_.Wake();  // it may be receiving just that
-  return revoked;
-}
-
-absl::StatusOr<worker::v1::Hello> ReceiverImpl::OnPeerHello(const worker::v1::Hello& peer,
-                                                            PeerLink* link,
-                                                            SessionId* session) {
-  BATON_RETURN_IF_ERROR(CompareFingerprints(options_.fingerprint, peer.fingerprint()));
-  if (peer.role() != "prefill") {
-    return absl::FailedPreconditionError(
-        absl::StrCat("hello: field=role peer=", peer.role(), " wanted=prefill"));
+void ReceiverImpl::Accept(PutListener* listener) {
+  absl::StatusOr<UniqueFd> fd = listener->Accept();
+  if (!fd.ok()) {
+    BATON_LOG(Warning, "data connection refused ", LogField("transport", listener->name()), " ",
+              LogField("reason", fd.status().message()));
+    return;
   }
-  worker::v1::Hello hello;
-  hello.set_incarnation(options_.incarnation);
-  hello.set_role("decode");
-  *hello.mutable_fingerprint() = options_.fingerprint;
-  Session added;
-  added.incarnation = peer.incarnation();
-  added.link = std::make_shared<LinkSlot>(link);
-  added.heard_at = options_.clock->Now();
-  for (const auto& listener : listeners_) {
-    worker::v1::TransportEndpoint* endpoint = hello.add_transports();
-    endpoint->set_name(std::string(listener->name()));
-    endpoint->set_address(listener->address());
-    endpoint->set_token(RandomToken());
-    added.tokens[endpoint->name()] = endpoint->token();
-  }
-  base::MutexLock lock(&mutex_);
-  *session = ++last_session_;
-  sessions_[*session] = std::move(added);
-  return hello;
+  if (connections_.size() >= kMaxConnections) return;  // closed at once
+  DataSink* sink = this;
+  connections_.push_back(std::make_unique<DataConnection>(*std::move(fd), listener, sink,
+                                                          options().pool, options().clock->Now()));
 }
 
-void ReceiverImpl::OnMessage(SessionId session, const worker::v1::PeerMessage& message) {
-  const absl::Duration now = options_.clock->Now();
-  WithTable([&](ReceiverTable& table, Sessions& sessions, ReceiverEffects* effects) {
-    const auto found = sessions.find(session);
-    if (found == sessions.end() || found->second.gone) return false;
-    found->second.heard_at = now;
-    if (message.has_commit()) table.OnCommit(session, message.commit(), now, effects);
-    if (message.has_quiesced()) table.OnQuiesced(session, message.quiesced(), effects);
-    if (message.has_abort()) table.OnAbort(session, message.abort(), effects);
-    return true;
-  });
+bool ReceiverImpl::Serve(DataConnection* connection, short events) {
+  connection->DropUnwantedUnit();
+  absl::Status status;
+  if ((events & POLLOUT) != 0) status = connection->OnWritable();
+  if (status.ok() && (events & (POLLIN | POLLHUP | POLLERR)) != 0)
+    status = connection->OnReadable();
+  if (!status.ok()) return OnLineFailed(connection, status);
+  const bool late = connection->session() == 0 &&
+                    options().clock->Now() - connection->accepted_at() > kAttachTimeout;
+  return !late;
 }
 
-void ReceiverImpl::OnPeerGone(SessionId session) {
-  std::shared_ptr<LinkSlot> link;
-  WithTable([&](ReceiverTable& table, Sessions& sessions, ReceiverEffects* effects) {
-    const auto found = sessions.find(session);
-    if (found == sessions.end() || found->second.gone) return false;
-    found->second.gone = true;
-    link = found->second.link;
-    table.SessionGone(session,
-                      absl::UnavailableError("prefill worker is gone: its control channel ended"),
-                      effects);
-    return true;
-  });
-  if (link != nullptr) link->Drop();
-  wake_.Wake();
-}
-
-std::vector<Receiver::PeerInfo> ReceiverImpl::peers() const {
-  const absl::Duration now = options_.clock->Now();
-  std::vector<PeerInfo> infos;
-  base::MutexLock lock(&mutex_);
-  for (const auto& [id, session] : sessions_) {
-    if (session.gone || session.lost) continue;
-    PeerInfo info;
-    info.incarnation = session.incarnation;
-    info.transport = session.transport;
-    info.probe_bytes_per_second = session.probe_bytes_per_second;
-    info.suspect = now - session.heard_at > kSuspectAfter;
-    infos.push_back(std::move(info));
-  }
-  return infos;
-}
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Receiver>> Receiver::Create(
     const ReceiverOptions& options, std::function<void(ReceiverEvent)> on_event) {
-  BATON_RETURN_IF_ERROR(CheckFingerprintOfPool(options.fingerprint, options.layout));
-  if (options.layout.num_kv_heads < 1 || options.layout.num_kv_heads > 64) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("hand-over: num_kv_heads=", options.layout.num_kv_heads, " limit=64"));
-  }
-  if (options.layout.block_bytes() > kMaxUnitBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "hand-over: block_bytes=", options.layout.block_bytes(), " limit=", kMaxUnitBytes));
-  }
-  if (options.pool == nullptr || options.pool->size() < options.layout.pool_bytes()) {
-    return absl::InvalidArgumentError("hand-over: the KV pool is smaller than its layout");
-  }
-  if (options.transports.empty())
-    return absl::InvalidArgumentError("hand-over: no transport is enabled");
+  BATON_RETURN_IF_ERROR(CheckReceiverOptions(options));
   auto receiver = std::make_unique<ReceiverImpl>(options, std::move(on_event));
   BATON_RETURN_IF_ERROR(receiver->Start());
   return receiver;

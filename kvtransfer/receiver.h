@@ -35,6 +35,9 @@ struct ReceiverOptions {
   int tcp_listen_port = 0;         // 0: any
   std::string tcp_advertise_host;  // empty: tcp_listen_host
   std::string socket_dir;  // private directory of the Unix socket; empty: a fresh one, mode 0700
+  // Names reservations: never 0, never twice the same, not to be guessed. Empty: the system's
+  // random numbers.
+  std::function<uint64_t()> random_id;
 };
 
 struct Reservation {

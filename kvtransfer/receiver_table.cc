@@ -214,6 +214,18 @@ void ReceiverTable::FailAll(const absl::Status& reason, ReceiverEffects* effects
   entries_.clear();
 }
 
+std::vector<SessionId> ReceiverTable::Restless(absl::Duration now, absl::Duration limit) {
+  std::vector<SessionId> sessions;
+  for (auto& [id, entry] : entries_) {
+    if (!entry->ending) continue;
+    if (!entry->restless_since.has_value()) entry->restless_since = now;
+    if (now - *entry->restless_since < limit) continue;
+    if (std::find(sessions.begin(), sessions.end(), entry->session) == sessions.end())
+      sessions.push_back(entry->session);
+  }
+  return sessions;
+}
+
 worker::v1::Handoff ReceiverTable::HandoffOf(const Entry& entry) const {
   worker::v1::Handoff handoff;
   handoff.set_decode_incarnation(incarnation_);

@@ -18,12 +18,13 @@
 // unknown, and what is unknown is refused.
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -84,6 +85,10 @@ class ReceiverTable {
   // The end of the worker: every hand-over fails.
   void FailAll(const absl::Status& reason, ReceiverEffects* effects);
 
+  // Sessions that have been asked to come to rest and have not for `limit`, counted from the first
+  // call that saw it.
+  std::vector<SessionId> Restless(absl::Duration now, absl::Duration limit);
+
   size_t size() const { return entries_.size(); }
 
  private:
@@ -103,6 +108,7 @@ class ReceiverTable {
     bool ending = false;
     ReceiverEvent::Kind end_kind = ReceiverEvent::Kind::kFailed;
     absl::Status end_status;
+    std::optional<absl::Duration> restless_since;  // ending, as Restless saw it
   };
 
   worker::v1::Handoff HandoffOf(const Entry& entry) const;
@@ -122,8 +128,7 @@ class ReceiverTable {
   const kv::KvLayout layout_;
   const std::string incarnation_;
   uint64_t epoch_ = 0;
-  absl::flat_hash_map<uint64_t, std::unique_ptr<Entry>>
-      entries_;  // by reservation id; addresses stay
+  std::map<uint64_t, std::unique_ptr<Entry>> entries_;  // by reservation id; addresses stay
 };
 
 }  // namespace baton::kvtransfer

@@ -15,8 +15,12 @@ void KvShipper::BeginStep() {
 void KvShipper::AddChunk(CallId call, const runtime::Sequence& sequence, int num_tokens) {
   const int end = sequence.num_computed + num_tokens;
   BATON_CHECK(sequence.num_computed % kv::kBlockTokens == 0);
-  chunks_.push_back(
-      {call, &sequence, sequence.num_computed / kv::kBlockTokens, kv::BlocksFor(end)});
+  const Chunk& chunk = chunks_.emplace_back(
+      Chunk{call, &sequence, sequence.num_computed / kv::kBlockTokens, kv::BlocksFor(end)});
+  const auto found = transfers_.find(call);
+  if (found == transfers_.end()) return;
+  PushFinished(&found->second, sequence, chunk.block_begin);
+  found->second.next_block = chunk.block_end;
 }
 
 void KvShipper::OnLayerDone(int layer) {
@@ -36,13 +40,19 @@ void KvShipper::Begin(CallId call,
                       const runtime::Sequence& sequence) {
   const int first_missing = spec.first_missing_block;
   const kvtransfer::TransferId id = sender->Begin(std::move(spec));
-  const Transfer& transfer =
+  Transfer& transfer =
       transfers_.emplace(call, Transfer{std::move(sender), id, first_missing}).first->second;
-  Push(transfer, sequence, 0, kv::BlocksFor(sequence.num_computed), 0, num_layers_);
+  PushFinished(&transfer, sequence, kv::BlocksFor(sequence.num_computed));
   for (const Chunk& chunk : chunks_) {
-    if (chunk.call == call)
-      Push(transfer, sequence, chunk.block_begin, chunk.block_end, 0, layers_done_);
+    if (chunk.call != call) continue;
+    Push(transfer, sequence, chunk.block_begin, chunk.block_end, 0, layers_done_);
+    transfer.next_block = chunk.block_end;
   }
+}
+
+void KvShipper::PushFinished(Transfer* transfer, const runtime::Sequence& sequence, int block_end) {
+  Push(*transfer, sequence, transfer->next_block, block_end, 0, num_layers_);
+  transfer->next_block = block_end;
 }
 
 void KvShipper::Push(const Transfer& transfer,

@@ -22,7 +22,8 @@ class KvShipper {
  public:
   explicit KvShipper(int num_layers) : num_layers_(num_layers) {}
 
-  // A step computes the next `num_tokens` tokens of `sequence`, which outlives the step.
+  // A step computes the next `num_tokens` tokens of `sequence`, which outlives the step. What it
+  // has found in the prefix cache since its transfer was opened is pushed first.
   void BeginStep();
   void AddChunk(CallId call, const runtime::Sequence& sequence, int num_tokens);
   // Layers end in order. Pushes the blocks of this layer for every chunk whose transfer is open.
@@ -59,9 +60,12 @@ class KvShipper {
     std::shared_ptr<kvtransfer::Sender> sender;
     kvtransfer::TransferId id;
     int first_missing_block;
+    int next_block = 0;  // earlier ones have been pushed, or their layers are as they end
     bool ended = false;  // committed or aborted: nothing more is pushed
   };
 
+  // Everything before `block_end` that is complete and has not been pushed.
+  void PushFinished(Transfer* transfer, const runtime::Sequence& sequence, int block_end);
   void Push(const Transfer& transfer,
             const runtime::Sequence& sequence,
             int block_begin,

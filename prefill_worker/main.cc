@@ -22,6 +22,12 @@ ABSL_FLAG(absl::Duration,
           baton::prefill::PrefillLoopOptions{}.ticket_timeout,
           "How long a computed prompt waits for the decode worker's reservation.");
 
+ABSL_FLAG(
+    std::string,
+    draft_model,
+    "",
+    "The decode workers' draft model, whose KV of a prompt is computed here too; empty: none.");
+
 namespace baton::prefill {
 namespace {
 
@@ -39,8 +45,12 @@ PrefillLoopOptions LoopOptions(const worker::WorkerOptions& worker_options) {
 
 class PrefillRole : public worker::WorkerRole {
  public:
-  PrefillRole(PrefillLoopOptions options, std::string transport)
-      : options_(std::move(options)), transport_(std::move(transport)) {}
+  PrefillRole(PrefillLoopOptions options,
+              std::string draft_model,
+              worker::WorkerOptions worker_options)
+      : options_(std::move(options)),
+        draft_model_(std::move(draft_model)),
+        worker_options_(std::move(worker_options)) {}
 
   base::Role role() const override { return base::Role::kPrefill; }
   std::vector<std::string> service_names() const override {
@@ -58,31 +68,54 @@ class PrefillRole : public worker::WorkerRole {
                            worker::StatusSource* status,
                            std::function<void()> changed) override {
     host_ = std::move(host);
-    PeerClientOptions peer_options;
-    peer_options.sender.pool = &host_->runner->kv_pool();
-    peer_options.sender.layout = host_->runner->layout();
-    peer_options.sender.transport = transport_;
-    peer_options.sender.hello.set_incarnation(host_->incarnation);
-    peer_options.sender.hello.set_role("prefill");
-    *peer_options.sender.hello.mutable_fingerprint() = host_->fingerprint;
-    peer_options.on_change = std::move(changed);
-    peers_ = std::make_unique<PeerClient>(std::move(peer_options));
+    peers_ = std::make_unique<PeerClient>(
+        ClientOptions(*host_->runner, "prefill", host_->fingerprint, changed));
     options_.model_fingerprint = host_->ModelKey();
     loop_ = std::make_unique<PrefillLoop>(options_, *host_->runner, *host_->tokenizer, *peers_,
                                           worker::WorkerMetrics(metrics));
+    if (!draft_model_.empty()) BATON_RETURN_IF_ERROR(SetUpDraftModel());
     loop_->Start();
     status->SetEngine(
         host_.get(), [this] { return loop_->load(); }, [this] { return Peers(); });
     service_->SetLoop(loop_.get());
     return absl::OkStatus();
   }
+  const worker::KvEventLog& kv_events() const override { return loop_->kv_events(); }
   bool idle() const override { return loop_->num_calls() == 0; }
   void StopEngine() override {
     loop_->Stop();
     peers_->Shutdown();
+    if (draft_peers_ != nullptr) draft_peers_->Shutdown();
   }
 
  private:
+  PeerClientOptions ClientOptions(runtime::ModelRunner& runner,
+                                  const std::string& role,
+                                  const worker::v1::LayoutFingerprint& fingerprint,
+                                  std::function<void()> changed) const {
+    PeerClientOptions options;
+    options.sender.pool = &runner.kv_pool();
+    options.sender.layout = runner.layout();
+    options.sender.transport = worker_options_.kv_transport;
+    options.sender.hello.set_incarnation(host_->incarnation);
+    options.sender.hello.set_role(role);
+    *options.sender.hello.mutable_fingerprint() = fingerprint;
+    options.on_change = std::move(changed);
+    return options;
+  }
+  absl::Status SetUpDraftModel() {
+    worker::DraftRunnerOptions draft;
+    draft.step_tokens = options_.chunk_tokens;
+    draft.num_blocks = host_->runner->layout().num_blocks;
+    BATON_ASSIGN_OR_RETURN(draft_runner_,
+                           worker::LoadDraftRunner(draft, draft_model_, worker_options_, *host_));
+    // Sessions of their own, since blocks go from and to other pools.
+    draft_peers_ = std::make_unique<PeerClient>(
+        ClientOptions(*draft_runner_, "prefill-draft",
+                      worker::FingerprintOf(*draft_runner_, *host_->tokenizer), nullptr));
+    loop_->SetDraftModel(*draft_runner_, *draft_peers_);
+    return absl::OkStatus();
+  }
   std::vector<worker::v1::WorkerStatus::Peer> Peers() const {
     std::vector<worker::v1::WorkerStatus::Peer> peers;
     for (const PeerClient::Info& info : peers_->peers()) {
@@ -95,10 +128,13 @@ class PrefillRole : public worker::WorkerRole {
   }
 
   PrefillLoopOptions options_;
-  const std::string transport_;
+  const std::string draft_model_;
+  const worker::WorkerOptions worker_options_;
   std::unique_ptr<worker::EngineHost> host_;
+  std::unique_ptr<runtime::ModelRunner> draft_runner_;  // null without a draft model
   std::unique_ptr<PrefillService> service_;
   std::unique_ptr<PeerClient> peers_;
+  std::unique_ptr<PeerClient> draft_peers_;
   std::unique_ptr<PrefillLoop> loop_;  // refers to peers_
 };
 
@@ -123,6 +159,6 @@ int main(int argc, char** argv) {
   const baton::worker::WorkerOptions options = baton::worker::WorkerOptionsFromFlags();
   const baton::prefill::PrefillLoopOptions loop_options = baton::prefill::LoopOptions(options);
   const absl::Status valid = baton::prefill::ValidateOptions(loop_options);
-  baton::prefill::PrefillRole role(loop_options, options.kv_transport);
+  baton::prefill::PrefillRole role(loop_options, absl::GetFlag(FLAGS_draft_model), options);
   return baton::worker::RunWorker(options, valid, &role);
 }

@@ -14,13 +14,15 @@
 #include "engine/process/stream_writer.h"
 #include "kvtransfer/peer_link.h"
 #include "kvtransfer/sender.h"
+#include "prefill_worker/peer_table.h"
 
 namespace baton::prefill {
 
 // Thread-safe. gRPC keeps it alive until the stream has ended.
 class PeerSession
     : public grpc::ClientBidiReactor<worker::v1::PeerMessage, worker::v1::PeerMessage>,
-      public kvtransfer::PeerLink {
+      public kvtransfer::PeerLink,
+      public PeerStream {
  public:
   // Opens the stream and says Hello.
   static std::shared_ptr<PeerSession> Start(const std::string& address,
@@ -32,9 +34,9 @@ class PeerSession
   absl::StatusOr<worker::v1::Hello> WaitForHello(absl::Duration timeout);
   // From here on messages go to `sender`, and so does the end of the stream.
   void Attach(std::shared_ptr<kvtransfer::Sender> sender);
-  bool ended() const;
 
-  // PeerLink.
+  // PeerLink and PeerStream.
+  bool ended() const override;
   bool Send(worker::v1::PeerMessage message) override { return writer_.Write(std::move(message)); }
   void Close() override { context_.TryCancel(); }
 

@@ -5,8 +5,9 @@
 
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
-#include "worker/poison.h"
+#include "engine/process/grpc_status.h"
 #include "prefill_worker/prefill_call.h"
+#include "worker/poison.h"
 
 namespace baton::prefill {
 namespace {
@@ -15,6 +16,13 @@ using worker::v1::PrefillResponse;
 
 // Timeouts are looked at at least this often.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
+
+// What is done to several calls is done in a fixed order, whatever that of the table.
+template <typename Call>
+void SortByArrival(std::vector<Call*>* calls) {
+  std::sort(calls->begin(), calls->end(),
+            [](const Call* a, const Call* b) { return a->id < b->id; });
+}
 
 }  // namespace
 
@@ -39,6 +47,8 @@ PrefillLoop::PrefillLoop(const PrefillLoopOptions& options,
       shipper_(runner.layout().num_layers),
       row_(runner.config().vocab) {
   if (options_.test_poison_freed) worker::PoisonFreedBlocks(&memory_, &runner_);
+  memory_.cache().set_listener(
+      [this](const kv::BlockHash& hash, bool stored) { kv_events_.Add(hash, stored); });
   PublishLoad();
 }
 
@@ -73,6 +83,11 @@ void PrefillLoop::Cancel(CallId call, absl::Status status) {
   commands_.Post([this, call, status = std::move(status)] { HandleCancel(call, status); });
 }
 
+void PrefillLoop::SetDraftModel(runtime::ModelRunner& runner, PeerConnector& peers) {
+  draft_ = std::make_unique<DraftPrefill>(runner, peers, commands_, options_.chunk_tokens,
+                                          options_.max_calls);
+}
+
 void PrefillLoop::Start() {
   thread_ = std::thread([this] {
     while (!stopping_.load()) RunOnce(kPollInterval);
@@ -88,20 +103,24 @@ void PrefillLoop::Stop() {
   for (const auto& [id, call] : calls_) {
     if (!call->ended) open.push_back(call.get());
   }
+  SortByArrival(&open);
   for (Call* call : open) End(call, absl::UnavailableError("prefill: worker stops"));
 }
 
 bool PrefillLoop::RunOnce(absl::Duration idle_wait) {
-  if (scheduler_.empty()) {
+  const bool idle = scheduler_.empty() && (draft_ == nullptr || !draft_->has_work());
+  if (idle) {
     commands_.RunPendingFor(idle_wait);
   } else {
     commands_.RunPending();
   }
   CheckTimeouts();
   scheduler_.Plan(options_.chunk_tokens, options_.max_sequences, 0, &chunks_);
-  const bool work = !chunks_.empty();
+  bool work = !chunks_.empty();
   if (work) {
     RunStep();
+  } else if (draft_ != nullptr && draft_->RunOnce()) {
+    work = true;
   } else if (!scheduler_.empty()) {
     // Everyone waits for blocks that transfers still hold.
     commands_.RunPendingFor(std::min(idle_wait, kPollInterval));
@@ -142,6 +161,10 @@ void PrefillLoop::HandleTicket(CallId id, Ticket ticket) {
     return;
   }
   call->ticket = std::move(ticket);
+  if (draft_ != nullptr && call->ticket->has_draft()) {
+    draft_->Begin(id, *call->sequence, std::move(*call->ticket->mutable_draft()),
+                  call->ticket->decode_address());
+  }
   peers_.Connect(
       call->ticket->decode_address(), call->ticket->handoff().decode_incarnation(),
       [this, id](absl::StatusOr<std::shared_ptr<kvtransfer::Sender>> sender) {
@@ -154,7 +177,7 @@ void PrefillLoop::HandleSender(CallId id,
   Call* call = Find(id);
   if (call == nullptr || call->ended) return;
   if (!sender.ok()) {
-    End(call, Annotate(sender.status(), "peer"));
+    End(call, process::WithErrorInfo(Annotate(sender.status(), "peer"), process::kPeerFailed, {}));
     return;
   }
   kvtransfer::TransferSpec spec;
@@ -194,7 +217,9 @@ void PrefillLoop::HandleTransferDone(CallId id, const kvtransfer::TransferResult
     done->set_transport(transport);
     call->sink->Send(std::move(response));
   }
-  End(call, Annotate(result.status, "kv transfer"));
+  End(call, result.status.ok() ? absl::OkStatus()
+                               : process::WithErrorInfo(Annotate(result.status, "kv transfer"),
+                                                        process::kPeerFailed, {}));
 }
 
 void PrefillLoop::HandleCancel(CallId id, absl::Status status) {
@@ -211,6 +236,7 @@ void PrefillLoop::CheckTimeouts() {
       late.push_back(call.get());
     }
   }
+  SortByArrival(&late);
   for (Call* call : late) {
     End(call, absl::UnavailableError(absl::StrCat("prefill: no ticket within ",
                                                   absl::FormatDuration(options_.ticket_timeout))));
@@ -232,6 +258,7 @@ void PrefillLoop::End(Call* call, absl::Status status) {
   call->sink->Finish(std::move(status));
   scheduler_.Remove(&*call->sequence);
   shipper_.Abort(call->id, "request ended");
+  if (draft_ != nullptr && call->aborted) draft_->Cancel(call->id);
   ReleaseIfQuiet(call);
 }
 
@@ -268,6 +295,9 @@ void PrefillLoop::PublishLoad() {
       cache.query_tokens() - std::exchange(counted_queries_, cache.query_tokens())));
   metrics_.cache_hits.Increment(
       static_cast<double>(cache.hit_tokens() - std::exchange(counted_hits_, cache.hit_tokens())));
+  metrics_.cache_evictions.Increment(static_cast<double>(
+      cache.evictions() - std::exchange(counted_evictions_, cache.evictions())));
+  metrics_.CountSaturated(runner_.saturated_samples(), &counted_saturated_);
   base::MutexLock lock(&load_mutex_);
   load_ = std::move(load);
 }

@@ -22,28 +22,18 @@
 #include "engine/runtime/batch.h"
 #include "engine/runtime/model_runner.h"
 #include "engine/runtime/prefill_scheduler.h"
+#include "prefill_worker/draft_prefill.h"
 #include "prefill_worker/kv_shipper.h"
+#include "prefill_worker/peer_connector.h"
 #include "worker/call_sink.h"
 #include "worker/command_queue.h"
+#include "worker/kv_event_log.h"
 #include "worker/worker_metrics.h"
 
 namespace baton::prefill {
 
 using PrefillSink = worker::CallSink<worker::v1::PrefillResponse>;
 using Ticket = worker::v1::PrefillRequest::Ticket;
-
-// Finds the sender to a decode worker, opening a session when there is none. Thread-safe.
-class PeerConnector {
- public:
-  // Shared: the session and the transfers on it end independently of one another.
-  using Found = std::function<void(absl::StatusOr<std::shared_ptr<kvtransfer::Sender>>)>;
-  virtual ~PeerConnector() = default;
-  // Calls `found` exactly once, from any thread, within a bounded time. `incarnation` names the
-  // instance that is meant: a worker restarted on the same address is another one, and its
-  // predecessor's sessions are dropped. Errors: UNAVAILABLE, FAILED_PRECONDITION naming the
-  // fingerprint field that differs.
-  virtual void Connect(const std::string& address, const std::string& incarnation, Found found) = 0;
-};
 
 struct PrefillLoopOptions {
   int chunk_tokens = 512;  // most prompt tokens in one step
@@ -82,6 +72,9 @@ class PrefillLoop : private runtime::LayerObserver {
   // the sink is finished with `status`. At most once per call; a call that has ended is left alone.
   void Cancel(CallId call, absl::Status status);
 
+  // Computes prompts with a draft model of this runner too, and hands its KV over. Before Start.
+  void SetDraftModel(runtime::ModelRunner& runner, PeerConnector& peers);
+
   void Start();
   // Ends what is open with UNAVAILABLE and joins the thread. Idempotent.
   void Stop();
@@ -90,6 +83,7 @@ class PrefillLoop : private runtime::LayerObserver {
   bool RunOnce(absl::Duration idle_wait);
 
   worker::v1::WorkerLoad load() const;
+  const worker::KvEventLog& kv_events() const { return kv_events_; }
   // Calls not completely gone yet: with a client, or with blocks that a transfer still reads.
   int num_calls() const { return num_calls_.load(); }
   runtime::RequestLimits limits() const { return limits_; }
@@ -137,18 +131,21 @@ class PrefillLoop : private runtime::LayerObserver {
   std::thread thread_;
 
   // Engine thread only.
+  worker::KvEventLog kv_events_;  // outlives memory_, which writes it
   runtime::KvMemory memory_;
   runtime::PrefillScheduler scheduler_;
   runtime::Sampler sampler_;
   runtime::Batch batch_;
   KvShipper shipper_;
+  std::unique_ptr<DraftPrefill> draft_;  // null without a draft model
   std::vector<runtime::PrefillChunk> chunks_;
   std::vector<Call*> step_calls_;  // of the running step, one per chunk
   std::vector<float> row_;         // one row of logits
   absl::flat_hash_map<CallId, std::unique_ptr<Call>> calls_;
   std::vector<std::unique_ptr<Call>> gone_;  // ended while a step reads them
   bool in_step_ = false;
-  uint64_t counted_queries_ = 0, counted_hits_ = 0;
+  uint64_t counted_queries_ = 0, counted_hits_ = 0, counted_evictions_ = 0;
+  std::array<uint64_t, 2> counted_saturated_ = {0, 0};
 
   mutable base::Mutex load_mutex_;
   worker::v1::WorkerLoad load_ ABSL_GUARDED_BY(load_mutex_);

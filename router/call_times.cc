@@ -11,8 +11,8 @@ double Between(const std::optional<absl::Duration>& from, const std::optional<ab
 }  // namespace
 
 void FillTimings(const CallTimes& times, absl::Duration now, v1::Timings* out) {
-  out->set_queue_s(Between(times.received, times.admitted));
-  out->set_tokenize_s(Between(times.admitted, times.encoded));
+  out->set_tokenize_s(Between(times.received, times.encoded));
+  out->set_queue_s(Between(times.encoded, times.admitted));
   out->set_prefill_s(Between(times.dispatched, times.first_computed));
   out->set_ttft_s(Between(times.received, times.first_written));
   out->set_e2e_s(Between(times.received, now));
@@ -36,7 +36,10 @@ void FillTimings(const CallTimes& times, absl::Duration now, v1::Timings* out) {
   }
   out->set_handover_exposed_s(done.handover_exposed_s());
   out->set_first_decode_s(done.first_decode_s());
-  if (out->kv_bytes() == 0) out->set_kv_bytes(done.kv_bytes());
+  if (!times.prefill_done.has_value()) {  // it was late; both sides know these
+    out->set_kv_bytes(done.kv_bytes());
+    out->set_kv_transport(done.kv_transport());
+  }
   if (done.steps() > 0) {
     out->set_accept_length(static_cast<float>(done.generated_tokens()) /
                            static_cast<float>(done.steps()));
@@ -48,6 +51,11 @@ void ObserveTimes(const CallTimes& times, const std::string& method, const Route
   v1::Timings timings;
   FillTimings(times, *times.first_written, &timings);
   metrics.TimeToFirstToken(method).Observe(timings.ttft_s());
+  if (times.num_forwarded > 0) {
+    metrics.overhead_total.Observe(
+        absl::ToDoubleSeconds(times.dispatch_overhead +
+                              times.forward_overhead / static_cast<double>(times.num_forwarded)));
+  }
   metrics.Stage("queue").Observe(timings.queue_s());
   metrics.Stage("tokenize").Observe(timings.tokenize_s());
   metrics.Stage("prefill").Observe(timings.prefill_s());

@@ -19,8 +19,8 @@ namespace baton::router {
 // Times are of the router's clock. Thread-compatible.
 struct CallTimes {
   absl::Duration received;
-  std::optional<absl::Duration> admitted;
   std::optional<absl::Duration> encoded;
+  std::optional<absl::Duration> admitted;    // workers have room
   std::optional<absl::Duration> dispatched;  // the attempt that gave the first token
   std::optional<absl::Duration> reserved;
   std::optional<absl::Duration> first_computed;  // the first token is in the router
@@ -29,6 +29,9 @@ struct CallTimes {
   uint64_t num_gaps = 0;  // between tokens of one answer
   absl::Duration gaps;
   absl::Duration detokenize;
+  absl::Duration dispatch_overhead;  // of the first attempt
+  uint64_t num_forwarded = 0;        // messages of workers
+  absl::Duration forward_overhead;   // sum over them
 
   std::optional<worker::v1::PrefillResponse::FirstTokens> prefill;  // its tokens are cleared
   std::optional<worker::v1::PrefillResponse::Done> prefill_done;

@@ -2,6 +2,7 @@
 
 // The two ways an answer reaches a gRPC client. Private to router_service.cc.
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -31,10 +32,15 @@ class CallReactor : public Reactor, public std::enable_shared_from_this<Self> {
     call_ = std::move(call);
     deadline_ = absolute_deadline - slack;
   }
+  explicit CallReactor(grpc::CallbackServerContext* context) : context_(context) {}
   void OnCancel() override {
     call_->OnClientCancel(absl::Now() >= deadline_
                               ? absl::DeadlineExceededError("the client's deadline passed")
                               : absl::CancelledError("the client has gone"));
+  }
+  // Before Finish, after which the context may be gone.
+  void AddTrailer(const std::string& key, const std::string& value) {
+    context_->AddTrailingMetadata(key, value);
   }
   void OnDone() override {
     call_.reset();
@@ -42,19 +48,38 @@ class CallReactor : public Reactor, public std::enable_shared_from_this<Self> {
   }
 
  private:
+  grpc::CallbackServerContext* const context_;
   std::shared_ptr<Self> self_;  // from Bind to OnDone
   std::shared_ptr<GenerateCall> call_;
   absl::Time deadline_;
 };
 
+// Two messages of one answer as one, unless the first is its last.
+inline bool MergeDeltas(v1::GenerateResponse* last, v1::GenerateResponse* next) {
+  if (last->index() != next->index() || last->has_finished()) return false;
+  last->mutable_text()->append(next->text());
+  last->mutable_token_ids()->MergeFrom(next->token_ids());
+  for (auto& logprob : *next->mutable_logprobs()) last->add_logprobs()->Swap(&logprob);
+  last->set_completion_tokens(next->completion_tokens());
+  if (next->has_finished()) last->mutable_finished()->Swap(next->mutable_finished());
+  return true;
+}
+
+// `limit`: most tokens that wait for the client.
 class StreamReactor
     : public CallReactor<grpc::ServerWriteReactor<v1::GenerateResponse>, StreamReactor> {
  public:
-  explicit StreamReactor(size_t limit)
-      : writer_(
+  StreamReactor(grpc::CallbackServerContext* context, size_t limit)
+      : CallReactor(context),
+        writer_(
             {.start_write = [this](const v1::GenerateResponse* message) { StartWrite(message); },
              .finish =
-                 [this](const absl::Status& status) { Finish(process::ToGrpcStatus(status)); }},
+                 [this](const absl::Status& status) { Finish(process::ToGrpcStatus(status)); },
+             .merge = &MergeDeltas,
+             .weigh =
+                 [](const v1::GenerateResponse& message) {
+                   return std::max<size_t>(1, static_cast<size_t>(message.token_ids_size()));
+                 }},
             limit) {}
   process::StreamWriter<v1::GenerateResponse>& writer() { return writer_; }
   void OnWriteDone(bool ok) override { writer_.OnWriteDone(ok); }
@@ -77,6 +102,9 @@ class StreamSink : public ClientSink {
     }
     return absl::CancelledError("the client has gone");
   }
+  void AddTrailer(const std::string& key, const std::string& value) override {
+    reactor_->AddTrailer(key, value);
+  }
   // A client that is still there gets all tokens that were promised before it gets the error.
   void Finish(const absl::Status& status) override {
     const bool gone = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status) ||
@@ -88,7 +116,10 @@ class StreamSink : public ClientSink {
   const std::shared_ptr<StreamReactor> reactor_;
 };
 
-class UnaryReactor : public CallReactor<grpc::ServerUnaryReactor, UnaryReactor> {};
+class UnaryReactor : public CallReactor<grpc::ServerUnaryReactor, UnaryReactor> {
+ public:
+  using CallReactor::CallReactor;
+};
 
 // The same call, collected.
 class UnarySink : public ClientSink {
@@ -118,6 +149,9 @@ class UnarySink : public ClientSink {
     finished->clear_timings();
     choice->mutable_finished()->Swap(finished);
     return absl::OkStatus();
+  }
+  void AddTrailer(const std::string& key, const std::string& value) override {
+    reactor_->AddTrailer(key, value);
   }
   void Finish(const absl::Status& status) override {
     reactor_->Finish(process::ToGrpcStatus(status));

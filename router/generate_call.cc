@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
@@ -15,7 +16,6 @@ namespace baton::router {
 
 // When a client should come back that found the queue full or no worker.
 constexpr absl::Duration kRetryDelay = absl::Seconds(1);
-constexpr size_t kMaxLabelBytes = 64;  // of a client's label in a log line
 
 GenerateCall::GenerateCall(const CallDeps& deps,
                            CallRequest request,
@@ -47,24 +47,6 @@ void GenerateCall::Begin(const absl::Status& refusal, absl::string_view refusal_
         absl::IsUnavailable(usable) ? process::WithRetryInfo(usable, kRetryDelay) : usable,
         "no_worker");
   }
-  absl::StatusOr<Admission::Id> id =
-      deps_.admission->Enter(request_.deadline, [self = shared_from_this()](absl::Status status) {
-        self->strand_.Post([self, status = std::move(status)] { self->OnAdmitted(status); });
-      });
-  if (!id.ok()) return Reject(process::WithRetryInfo(id.status(), kRetryDelay), "queue_full");
-  waiting_ = *id;
-}
-
-void GenerateCall::OnAdmitted(const absl::Status& status) {
-  waiting_.reset();
-  has_place_ = status.ok();
-  if (ended_) {  // the client left while the place was being given
-    if (has_place_) deps_.admission->Leave();
-    return;
-  }
-  if (!status.ok()) return Reject(status, "deadline");
-  times_.admitted = deps_.clock->Now();
-  deps_.metrics->queue_time.Observe(absl::ToDoubleSeconds(*times_.admitted - times_.received));
   uint32_t max_model_len = deps_.table->max_model_len();
   if (deps_.max_model_len > 0) max_model_len = std::min(max_model_len, deps_.max_model_len);
   deps_.encoder->Encode(request_.request, MaxTextBytes(max_model_len),
@@ -79,11 +61,16 @@ void GenerateCall::OnEncoded(absl::StatusOr<EncodedPrompt> prompt) {
   if (ended_) return;
   absl::Status status = prompt.status();
   if (status.ok()) status = Prepare(*std::move(prompt));
-  if (!status.ok())
-    return Reject(status, absl::IsResourceExhausted(status) ? "queue_full" : "invalid");
+  if (!status.ok()) {
+    return Reject(status, absl::IsResourceExhausted(status) ? "queue_full"
+                          : absl::IsUnavailable(status)     ? "no_worker"
+                                                            : "invalid");
+  }
   times_.encoded = deps_.clock->Now();
-  deps_.metrics->tokenize.Observe(absl::ToDoubleSeconds(*times_.encoded - *times_.admitted));
-  Dispatch();
+  deps_.metrics->tokenize.Observe(absl::ToDoubleSeconds(*times_.encoded - times_.received));
+  auto attempt = std::make_unique<Attempt>();
+  attempt->num_choices = sampling_.n();
+  Submit(std::move(attempt));
 }
 
 absl::Status GenerateCall::Prepare(EncodedPrompt prompt) {
@@ -104,6 +91,10 @@ absl::Status GenerateCall::Prepare(EncodedPrompt prompt) {
   for (uint32_t i = 0; i < sampling_.n(); ++i)
     answers_.emplace_back(i, prompt_tokens(), sampling_, assembler);
   last_token_.resize(sampling_.n());
+  if (const auto hasher = deps_.table->MakeHasher(request_.request->cache_salt())) {
+    for (const kv::BlockHash& hash : hasher->HashBlocks(prompt_ids_))
+      prompt_keys_.push_back(KeyOf(hash));
+  }
   return absl::OkStatus();
 }
 
@@ -113,35 +104,46 @@ uint32_t GenerateCall::sent_tokens() const {
   return sum;
 }
 
-void GenerateCall::DeliverFirst() {
-  Attempt& attempt = *attempt_;
-  if (!attempt.first.has_value() || attempt.first_delivered) return;
-  const bool all_finished = attempt.first->finished_size() == static_cast<int>(sampling_.n());
-  if (attempt.decode != nullptr && !attempt.reserved && !all_finished) return;
-  attempt.first_delivered = true;
-  if (!times_.first_written.has_value()) times_.dispatched = attempt.dispatched;
-  const auto first = std::move(*attempt.first);
-  Deliver(first.tokens(), first.finished(), /*from_decode=*/false);
-  while (!ended_ && !attempt.held.empty()) {
-    const auto tokens = std::move(attempt.held.front());
-    attempt.held.pop_front();
-    Deliver(tokens.tokens(), tokens.finished(), /*from_decode=*/true);
+uint32_t GenerateCall::sent_tokens(const Attempt& attempt) const {
+  uint32_t sum = 0;
+  for (uint32_t i = 0; i < attempt.num_choices; ++i)
+    sum += static_cast<uint32_t>(answers_[attempt.first_choice + i].ids().size());
+  return sum;
+}
+
+void GenerateCall::DeliverFirst(uint32_t id) {
+  Attempt* attempt = Find(id);
+  if (attempt == nullptr || !attempt->first.has_value() || attempt->first_delivered) return;
+  const bool all_finished =
+      attempt->first->finished_size() == static_cast<int>(attempt->num_choices);
+  if (attempt->decode != nullptr && !attempt->reserved && !all_finished) return;
+  attempt->first_delivered = true;
+  if (!times_.first_written.has_value()) times_.dispatched = attempt->dispatched;
+  const auto first = std::move(*attempt->first);
+  Deliver(id, first.tokens(), first.finished(), /*from_decode=*/false);
+  while ((attempt = Find(id)) != nullptr && !attempt->held.empty()) {
+    const auto tokens = std::move(attempt->held.front());
+    attempt->held.pop_front();
+    Deliver(id, tokens.tokens(), tokens.finished(), /*from_decode=*/true);
   }
 }
 
+// Workers number the choices of an attempt from 0.
 void GenerateCall::Deliver(
+    uint32_t id,
     const google::protobuf::RepeatedPtrField<worker::v1::Token>& tokens,
     const google::protobuf::RepeatedPtrField<worker::v1::ChoiceFinished>& finished,
     bool from_decode) {
   const absl::Duration start = deps_.clock->Now();
+  Attempt* attempt = Find(id);
   for (const worker::v1::Token& token : tokens) {
-    if (!Accept(token)) return;
+    if (!Accept(*attempt, token)) return;
   }
   for (const worker::v1::ChoiceFinished& end : finished) {
-    if (end.choice() >= answers_.size()) continue;
-    answers_[end.choice()].Finish(end);
-    attempt_->worker_ended[end.choice()] = true;
-    attempt_->decode_ended_one |= from_decode;
+    if (end.choice() >= attempt->num_choices) continue;
+    answers_[attempt->first_choice + end.choice()].Finish(end);
+    attempt->worker_ended[end.choice()] = true;
+    attempt->decode_ended_one |= from_decode;
   }
   times_.detokenize += deps_.clock->Now() - start;
   Emit();
@@ -149,15 +151,16 @@ void GenerateCall::Deliver(
 }
 
 // False: the call has ended.
-bool GenerateCall::Accept(const worker::v1::Token& token) {
-  absl::StatusOr<bool> is_new =
-      absl::InternalError(absl::StrCat("answer: choice=", token.choice(), " of ", answers_.size()));
-  if (token.choice() < answers_.size()) is_new = answers_[token.choice()].Accept(token);
+bool GenerateCall::Accept(const Attempt& attempt, const worker::v1::Token& token) {
+  absl::StatusOr<bool> is_new = absl::InternalError(
+      absl::StrCat("answer: choice=", token.choice(), " of ", attempt.num_choices));
+  const uint32_t choice = attempt.first_choice + token.choice();
+  if (token.choice() < attempt.num_choices) is_new = answers_[choice].Accept(token);
   if (!is_new.ok()) {
     End(is_new.status());
     return false;
   }
-  if (*is_new) NoteToken(token.choice());
+  if (*is_new) NoteToken(choice);
   return true;
 }
 
@@ -176,6 +179,13 @@ void GenerateCall::NoteToken(uint32_t choice) {
 bool GenerateCall::AllFinished() const {
   return !answers_.empty() && std::all_of(answers_.begin(), answers_.end(),
                                           [](const AnswerText& a) { return a.finished(); });
+}
+
+bool GenerateCall::AllFinished(const Attempt& attempt) const {
+  for (uint32_t i = 0; i < attempt.num_choices; ++i) {
+    if (!answers_[attempt.first_choice + i].finished()) return false;
+  }
+  return true;
 }
 
 // The very last message waits for usage and timings.
@@ -201,18 +211,13 @@ void GenerateCall::Emit() {
 
 void GenerateCall::MaybeComplete() {
   if (!last_message_.has_value()) return;
-  Attempt& attempt = *attempt_;
-  if (attempt.decode_open && !attempt.decode_done) {
-    // The decode worker sends its figures next, unless it knows nothing of the end: a stop that
-    // only the router sees, or the prefill worker's first token.
-    const auto& ended = attempt.worker_ended;
-    if (attempt.decode_ended_one && std::find(ended.begin(), ended.end(), false) == ended.end())
-      return;
-    attempt.decode->Cancel();
+  bool waits = false, for_prefill = false;
+  for (const std::unique_ptr<Attempt>& attempt : attempts_) {
+    waits |= WaitsForFigures(attempt.get());
+    for_prefill |= attempt->prefill_open && attempt->decode_done && !attempt->prefill_done;
   }
-  const bool figures_missing =
-      attempt.prefill_open && attempt.decode_done && !times_.prefill_done.has_value();
-  if (!figures_missing) return Complete();
+  if (waits) return;
+  if (!for_prefill) return Complete();
   if (timer_.has_value()) return;
   timer_ = deps_.timers->At(deps_.clock->Now() + deps_.done_grace, [self = shared_from_this()] {
     self->strand_.Post([self] {
@@ -220,6 +225,17 @@ void GenerateCall::MaybeComplete() {
       if (!self->ended_) self->Complete();
     });
   });
+}
+
+// The decode worker sends its figures next, unless it knows nothing of the end: a stop that only
+// the router sees, or the prefill worker's first token.
+bool GenerateCall::WaitsForFigures(Attempt* attempt) {
+  if (!attempt->decode_open || attempt->decode_done) return false;
+  const auto& ended = attempt->worker_ended;
+  if (attempt->decode_ended_one && std::find(ended.begin(), ended.end(), false) == ended.end())
+    return true;
+  attempt->decode->Cancel();
+  return false;
 }
 
 void GenerateCall::Complete() {
@@ -230,12 +246,17 @@ void GenerateCall::Complete() {
   usage->set_completion_tokens(sent_tokens());
   usage->set_cached_prompt_tokens(cached_prompt_tokens_);
   usage->set_seed(sampling_.seed());
-  v1::Timings* timings = message.mutable_finished()->mutable_timings();
-  FillTimings(times_, deps_.clock->Now(), timings);
-  timings->set_prefill_worker(attempt_->route.prefill);
-  timings->set_decode_worker(attempt_->route.decode);
-  timings->set_retries(num_attempts_ - 1);
+  *message.mutable_finished()->mutable_timings() = MakeTimings();
   End(sink_->Write(std::move(message)));
+}
+
+v1::Timings GenerateCall::MakeTimings() const {
+  v1::Timings timings;
+  FillTimings(times_, deps_.clock->Now(), &timings);
+  timings.set_prefill_worker(last_route_.prefill);
+  timings.set_decode_worker(last_route_.decode);
+  timings.set_retries(num_attempts_ > 0 ? num_attempts_ - 1 : 0);
+  return timings;
 }
 
 void GenerateCall::Reject(const absl::Status& status, absl::string_view reason) {
@@ -246,10 +267,10 @@ void GenerateCall::Reject(const absl::Status& status, absl::string_view reason) 
 void GenerateCall::End(const absl::Status& status) {
   if (ended_) return;
   ended_ = true;
-  if (waiting_.has_value())
-    deps_.admission->Cancel(*waiting_);  // too late: OnAdmitted gives the place back
   if (timer_.has_value()) deps_.timers->Cancel(*timer_);
-  DropAttempt();
+  Report(status);  // names the workers: before they are dropped
+  const Verdict verdict = last_message_.has_value() ? Verdict::kGood : Verdict::kNone;
+  while (!attempts_.empty()) Drop(attempts_.front()->id, verdict, verdict);
   if (has_place_) deps_.admission->Leave();
   has_place_ = false;
   const absl::Duration now = deps_.clock->Now();
@@ -257,15 +278,43 @@ void GenerateCall::End(const absl::Status& status) {
   deps_.metrics->RequestDuration(request_.method)
       .Observe(absl::ToDoubleSeconds(now - times_.received));
   deps_.metrics->CountRequest(request_.method, status.code());
+  if (status.ok()) CountSlo();
   deps_.metrics->in_flight.Add(-1);
-  if (absl::IsInternal(status) || absl::IsUnavailable(status) || absl::IsDataLoss(status)) {
-    BATON_LOG(Warning, "request failed", LogField("request_id", request_.request_id),
-              LogField("label", request_.request->request_label().substr(0, kMaxLabelBytes)),
-              LogField("code", absl::StatusCodeToString(status.code())),
-              LogField("message", status.message()), LogField("tokens_sent", sent_tokens()),
-              LogField("attempts", num_attempts_));
-  }
   sink_->Finish(status);
+}
+
+void GenerateCall::Report(const absl::Status& status) {
+  RequestReport report;
+  report.request_id = request_.request_id;
+  report.label = request_.request->request_label();
+  report.trace_id = request_.trace.trace_id;
+  report.method = request_.method;
+  report.ended = absl::Now();
+  report.code = status.code();
+  report.message = std::string(status.message());
+  report.prompt_tokens = prompt_tokens();
+  report.cached_prompt_tokens = cached_prompt_tokens_;
+  report.completion_tokens = sent_tokens();
+  report.attempts = num_attempts_;
+  report.timings = MakeTimings();
+  const bool failed =
+      absl::IsInternal(status) || absl::IsUnavailable(status) || absl::IsDataLoss(status);
+  if (failed) {
+    BATON_LOG(Warning, "request failed", RequestLogFields(report));
+  } else {
+    BATON_LOG(Info, "request", RequestLogFields(report));
+  }
+  sink_->AddTrailer("baton-server-timing", ServerTiming(report.timings));
+  if (deps_.on_end) deps_.on_end(report);
+}
+
+void GenerateCall::CountSlo() const {
+  if (deps_.slo_ttft != absl::InfiniteDuration() && times_.first_written.has_value())
+    deps_.metrics->CountSlo("ttft", *times_.first_written - times_.received <= deps_.slo_ttft);
+  if (deps_.slo_tpot != absl::InfiniteDuration() && times_.num_gaps > 0) {
+    const absl::Duration mean = times_.gaps / static_cast<double>(times_.num_gaps);
+    deps_.metrics->CountSlo("tpot", mean <= deps_.slo_tpot);
+  }
 }
 
 }  // namespace baton::router

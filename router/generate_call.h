@@ -20,13 +20,16 @@
 #include "engine/base/clock.h"
 #include "router/admission.h"
 #include "router/answer_text.h"
+#include "router/blame.h"
 #include "router/call_times.h"
 #include "router/legs.h"
 #include "router/model_facts.h"
 #include "router/prompt_encoder.h"
+#include "router/request_report.h"
 #include "router/route_policy.h"
 #include "router/strand.h"
 #include "router/timers.h"
+#include "router/trace_context.h"
 #include "router/worker_table.h"
 
 namespace baton::router {
@@ -38,6 +41,8 @@ class ClientSink {
   // Errors: CANCELLED when the client is gone, RESOURCE_EXHAUSTED when it reads so slowly that too
   // much waits.
   virtual absl::Status Write(v1::GenerateResponse response) = 0;
+  // Metadata that goes with the end. Before Finish.
+  virtual void AddTrailer(const std::string& key, const std::string& value) {}
   // Exactly once, last.
   virtual void Finish(const absl::Status& status) = 0;
 };
@@ -46,7 +51,6 @@ class ClientSink {
 struct CallDeps {
   const ModelFacts* facts = nullptr;
   WorkerTable* table = nullptr;
-  const RoutePolicy* policy = nullptr;
   LegFactory* legs = nullptr;
   PromptEncoder* encoder = nullptr;
   Admission* admission = nullptr;
@@ -56,11 +60,15 @@ struct CallDeps {
   std::function<uint64_t()> draw_seed;
   Topology topology = Topology::kPd;
   uint32_t max_model_len = 0;  // the operator's; 0: what the workers take
-  int max_retries = 2;         // after failures of workers
-  absl::Duration capacity_wait =
-      absl::Milliseconds(20);  // before asking a full decode worker again
+  int max_retries = 2;         // after failures of workers, of each choice
+  // A first token predicted for later than this after the request's arrival: refused.
+  absl::Duration ttft_max = absl::InfiniteDuration();
+  // Objectives that finished requests are counted by; infinite: not counted.
+  absl::Duration slo_ttft = absl::InfiniteDuration();
+  absl::Duration slo_tpot = absl::InfiniteDuration();
   absl::Duration done_grace =
       absl::Milliseconds(100);  // for figures of the prefill side, after the last token
+  std::function<void(const RequestReport&)> on_end;  // of every request; null: nobody asks
 };
 
 struct CallRequest {
@@ -69,6 +77,8 @@ struct CallRequest {
   std::string method;       // generate, generate_unary: a label of metrics
   absl::Duration received;  // times of the clock
   absl::Duration deadline;
+  TraceContext trace;
+  std::string tenant;  // who shares fairly with whom
 };
 
 // Thread-safe. Shared, because workers' events may arrive after the client has gone: each open leg
@@ -86,53 +96,68 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
   void OnClientCancel(absl::Status status);
 
  private:
-  // One try at the request on one pair.
   struct Attempt;
 
   void Begin(const absl::Status& refusal, absl::string_view refusal_reason);
-  void OnAdmitted(const absl::Status& status);
   void OnEncoded(absl::StatusOr<EncodedPrompt> prompt);
   absl::Status Prepare(EncodedPrompt prompt);
 
-  // Chooses workers and opens the legs.
-  void Dispatch();
-  absl::StatusOr<Route> ChooseRoute(const RouteRequest& request);
-  void OpenDecode(bool locally);
-  void OpenPrefill();
-  worker::v1::RequestSpec MakeSpec() const;
+  // Asks for workers, and opens the legs when they have room.
+  void Submit(std::unique_ptr<Attempt> attempt);
+  AdmissionRequest MakeAdmission(const Attempt& attempt) const;
+  void OnPlaced(uint32_t id, bool takes_place, absl::StatusOr<Placement> placement);
+  void OnNotPlaced(const Attempt& attempt, const absl::Status& status);
+  void Dispatch(Attempt* attempt);
+  void OpenDecode(Attempt* attempt);
+  void OpenPrefill(Attempt* attempt);
+  worker::v1::RequestSpec MakeSpec(const Attempt& attempt) const;
   uint32_t prompt_tokens() const { return static_cast<uint32_t>(prompt_ids_.size()); }
   uint32_t sent_tokens() const;
+  uint32_t sent_tokens(const Attempt& attempt) const;
 
-  // Events of attempt number `attempt`; those of earlier ones are dropped.
-  void OnPrefillMessage(uint32_t attempt, worker::v1::PrefillResponse message);
-  void OnPrefillEnd(uint32_t attempt, const absl::Status& status);
-  void OnDecodeMessage(uint32_t attempt, worker::v1::DecodeResponse message);
-  void OnDecodeEnd(uint32_t attempt, const absl::Status& status);
-  void OnReserved(worker::v1::DecodeResponse::Reserved reserved);
-  bool IsCurrent(uint32_t attempt) const;
+  // Events of one attempt; those of attempts that are gone are dropped.
+  Attempt* Find(uint32_t id);
+  void OnPrefillMessage(uint32_t id, worker::v1::PrefillResponse message);
+  void OnPrefillEnd(uint32_t id, const absl::Status& status);
+  void OnDecodeMessage(uint32_t id, worker::v1::DecodeResponse message);
+  void OnDecodeEnd(uint32_t id, const absl::Status& status);
+  void OnReserved(Attempt* attempt, worker::v1::DecodeResponse::Reserved reserved);
+  void OnDecodeDone(Attempt* attempt, worker::v1::DecodeResponse::Done done);
+  void OnFirstTokens(Attempt* attempt, worker::v1::PrefillResponse::FirstTokens first);
 
   // The first tokens, once they may go to the client, and what the decode worker said meanwhile.
-  void DeliverFirst();
-  void Deliver(const google::protobuf::RepeatedPtrField<worker::v1::Token>& tokens,
+  void DeliverFirst(uint32_t id);
+  void Deliver(uint32_t id,
+               const google::protobuf::RepeatedPtrField<worker::v1::Token>& tokens,
                const google::protobuf::RepeatedPtrField<worker::v1::ChoiceFinished>& finished,
                bool from_decode);
-  bool Accept(const worker::v1::Token& token);
+  bool Accept(const Attempt& attempt, const worker::v1::Token& token);
   void Emit();
   bool AllFinished() const;
+  bool AllFinished(const Attempt& attempt) const;
   void NoteToken(uint32_t choice);
+  void NoteFirstComputed(const Attempt& attempt);
+  // A worker's message that arrived then has been dealt with.
+  void NoteForwarded(absl::Duration arrived);
   // Ends the call if nothing more is to come.
   void MaybeComplete();
+  bool WaitsForFigures(Attempt* attempt);
   void Complete();
 
   // A leg failed: try again, wait, or end.
-  void OnLegFailed(const absl::Status& status, std::string address);
-  void WaitForCapacity();
+  void OnLegFailed(Attempt* attempt, Leg leg, const absl::Status& status);
+  void Resubmit(const Attempt& old);
   absl::Status LostStatus(const absl::Status& cause) const;
-  void DropAttempt();
+  // Takes the attempt out of the list, ends its legs, and tells the table how its workers did.
+  std::unique_ptr<Attempt> Drop(uint32_t id, Verdict prefill, Verdict decode);
 
   void Reject(const absl::Status& status, absl::string_view reason);
   // The one terminal event.
   void End(const absl::Status& status);
+  v1::Timings MakeTimings() const;
+  // Log line, trailer and whoever asked for reports.
+  void Report(const absl::Status& status);
+  void CountSlo() const;
 
   const CallDeps deps_;
   const CallRequest request_;
@@ -142,17 +167,17 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
   // Touched by events of the strand only.
   bool ended_ = false;
   bool has_place_ = false;
-  std::optional<Admission::Id> waiting_;
   std::optional<Timers::Id> timer_;
   std::vector<uint32_t> prompt_ids_;
+  std::vector<BlockKey> prompt_keys_;  // of its full blocks
   worker::v1::Sampling sampling_;
   std::vector<AnswerText> answers_;
   std::vector<absl::Duration> last_token_;            // of each answer; zero: none yet
   std::optional<v1::GenerateResponse> last_message_;  // held until usage and timings are known
-  std::unique_ptr<Attempt> attempt_;
+  std::vector<std::unique_ptr<Attempt>> attempts_;    // each choice that goes on is in one
+  Route last_route_;                                  // of the newest attempt that was sent
+  uint32_t next_attempt_ = 1;
   uint32_t num_attempts_ = 0;
-  int num_failures_ = 0;
-  std::vector<std::string> excluded_;
   absl::Status last_failure_;
   uint32_t cached_prompt_tokens_ = 0;
   CallTimes times_;

@@ -1,4 +1,4 @@
-// The workers' side of GenerateCall: choosing them, what they say, what happens when they fail.
+// The workers' side of GenerateCall: getting them, what they say, what happens when they fail.
 
 #include <algorithm>
 #include <utility>
@@ -15,250 +15,368 @@ namespace {
 
 constexpr absl::Duration kRetryDelay = absl::Seconds(1);
 
-// What another worker may do better. CANCELLED comes from a worker that goes away; ours never reach
-// here.
-bool IsWorkerFailure(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDataLoss(status) || absl::IsCancelled(status) ||
-         absl::IsAborted(status) || absl::IsFailedPrecondition(status);
+bool Contains(const std::vector<std::string>& list, const std::string& value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+Priority ClassOf(v1::Priority priority) {
+  if (priority == v1::PRIORITY_HIGH) return Priority::kHigh;
+  return priority == v1::PRIORITY_LOW ? Priority::kLow : Priority::kNormal;
+}
+
+// What a prefill worker orders its prompts by, in steps of a few thousand tokens of head start.
+int WorkerPriority(v1::Priority priority) {
+  constexpr int kSteps = 8;
+  if (priority == v1::PRIORITY_HIGH) return kSteps;
+  return priority == v1::PRIORITY_LOW ? -kSteps : 0;
 }
 
 }  // namespace
 
-void GenerateCall::Dispatch() {
-  const absl::Duration start = deps_.clock->Now();
-  if (start >= request_.deadline)
-    return End(absl::DeadlineExceededError("the deadline passed in the router"));
-  RouteRequest wanted;
-  wanted.prompt_tokens = prompt_tokens() + sent_tokens();
-  wanted.needs_prefill = deps_.topology == Topology::kPd;
+GenerateCall::Attempt* GenerateCall::Find(uint32_t id) {
+  if (ended_) return nullptr;
+  for (const std::unique_ptr<Attempt>& attempt : attempts_) {
+    if (attempt->id == id) return attempt.get();
+  }
+  return nullptr;
+}
+
+AdmissionRequest GenerateCall::MakeAdmission(const Attempt& attempt) const {
+  AdmissionRequest out;
+  out.tenant = request_.tenant;
+  out.priority = ClassOf(request_.request->priority());
+  const uint32_t sent = sent_tokens(attempt);
+  out.route.prompt_tokens = prompt_tokens() + sent;
+  out.route.num_choices = attempt.num_choices;
+  out.route.needs_prefill = deps_.topology == Topology::kPd;
   // A single token more comes from the prefill worker alone: nothing is reserved, nothing is handed
   // over.
-  wanted.needs_decode =
-      !wanted.needs_prefill || sampling_.max_tokens() - sent_tokens() / sampling_.n() > 1;
-  wanted.excluded = excluded_;
-  absl::StatusOr<Route> route = ChooseRoute(wanted);
-  if (!route.ok()) return End(num_failures_ > 0 ? LostStatus(last_failure_) : route.status());
-  deps_.metrics->decision_time.Observe(absl::ToDoubleSeconds(deps_.clock->Now() - start));
-  deps_.metrics->CountDecision(!wanted.needs_decode    ? "prefill-only"
-                               : !wanted.needs_prefill ? "decode-only"
+  out.route.needs_decode =
+      !out.route.needs_prefill || sampling_.max_tokens() - sent / attempt.num_choices > 1;
+  out.route.excluded = attempt.excluded;
+  out.keys = prompt_keys_;
+  out.deadline = request_.deadline;
+  out.first_token_by = request_.received + deps_.ttft_max;
+  out.resumes = has_place_;
+  return out;
+}
+
+void GenerateCall::Submit(std::unique_ptr<Attempt> owned) {
+  if (deps_.clock->Now() >= request_.deadline)
+    return End(absl::DeadlineExceededError("the deadline passed in the router"));
+  Attempt* attempt = owned.get();
+  attempt->id = next_attempt_++;
+  attempts_.push_back(std::move(owned));
+  AdmissionRequest wanted = MakeAdmission(*attempt);
+  const bool takes_place = !wanted.resumes;
+  absl::StatusOr<Admission::Id> entered =
+      deps_.admission->Enter(std::move(wanted), [self = shared_from_this(), id = attempt->id,
+                                                 takes_place](absl::StatusOr<Placement> placement) {
+        self->strand_.Post([self, id, takes_place, placement = std::move(placement)]() mutable {
+          self->OnPlaced(id, takes_place, std::move(placement));
+        });
+      });
+  if (entered.ok()) {
+    attempt->waiting = *entered;
+    return;
+  }
+  const auto info = process::GetErrorInfo(entered.status());
+  Reject(entered.status(),
+         info.has_value() && info->reason == kPredictedLate ? "late" : "queue_full");
+}
+
+void GenerateCall::OnPlaced(uint32_t id, bool takes_place, absl::StatusOr<Placement> placement) {
+  Attempt* attempt = Find(id);
+  if (attempt == nullptr) {  // the call ended, or went another way, while the place was being given
+    if (!placement.ok()) return;
+    deps_.table->Release(placement->prefill, Verdict::kNone);
+    deps_.table->Release(placement->decode, Verdict::kNone);
+    if (takes_place) deps_.admission->Leave();
+    return;
+  }
+  attempt->waiting.reset();
+  if (!placement.ok()) return OnNotPlaced(*attempt, placement.status());
+  has_place_ |= takes_place;
+  attempt->placement = *std::move(placement);
+  Dispatch(attempt);
+}
+
+void GenerateCall::OnNotPlaced(const Attempt& attempt, const absl::Status& status) {
+  if (absl::IsDeadlineExceeded(status))
+    return has_place_ ? End(status) : Reject(status, "deadline");
+  if (attempt.failures > 0) return End(LostStatus(last_failure_));
+  if (has_place_) return End(status);
+  if (absl::IsUnavailable(status))
+    return Reject(process::WithRetryInfo(status, kRetryDelay), "no_worker");
+  Reject(status, absl::IsInvalidArgument(status) ? "invalid" : "no_worker");
+}
+
+void GenerateCall::Dispatch(Attempt* attempt) {
+  const absl::Duration now = deps_.clock->Now();
+  if (!times_.admitted.has_value()) {
+    times_.admitted = now;
+    deps_.metrics->queue_time.Observe(absl::ToDoubleSeconds(now - *times_.encoded));
+  }
+  const Route& route = attempt->route();
+  deps_.metrics->CountDecision(route.decode.empty()    ? "prefill-only"
+                               : route.prefill.empty() ? "decode-only"
                                                        : "prefill-decode");
-  attempt_ = std::make_unique<Attempt>();
-  attempt_->number = ++num_attempts_;
-  attempt_->route = *std::move(route);
-  attempt_->dispatched = start;
-  attempt_->needs_handoff = wanted.needs_prefill && wanted.needs_decode;
-  attempt_->worker_ended.assign(sampling_.n(), false);
-  if (wanted.needs_decode) OpenDecode(!wanted.needs_prefill);
-  if (wanted.needs_prefill && (!wanted.needs_decode || attempt_->route.decode_has_headroom))
-    OpenPrefill();
+  attempt->number = ++num_attempts_;
+  attempt->dispatched = now;
+  attempt->needs_handoff = !route.prefill.empty() && !route.decode.empty();
+  attempt->worker_ended.assign(attempt->num_choices, false);
+  last_route_ = route;
+  if (!route.decode.empty()) OpenDecode(attempt);
+  if (!route.prefill.empty() && (route.decode.empty() || route.decode_has_headroom))
+    OpenPrefill(attempt);
+  if (attempt->number > 1) return;
+  times_.dispatch_overhead =
+      deps_.clock->Now() - times_.received - (*times_.admitted - *times_.encoded);
+  deps_.metrics->overhead_dispatch.Observe(absl::ToDoubleSeconds(times_.dispatch_overhead));
 }
 
-// Workers that failed this request are taken again only where there is no other.
-absl::StatusOr<Route> GenerateCall::ChooseRoute(const RouteRequest& request) {
-  const std::vector<WorkerView> workers = deps_.table->Snapshot();
-  absl::StatusOr<Route> route = deps_.policy->Choose(workers, request);
-  if (route.ok() || request.excluded.empty()) return route;
-  RouteRequest again = request;
-  again.excluded.clear();
-  return deps_.policy->Choose(workers, again);
+void GenerateCall::NoteForwarded(absl::Duration arrived) {
+  const absl::Duration took = deps_.clock->Now() - arrived;
+  ++times_.num_forwarded;
+  times_.forward_overhead += took;
+  deps_.metrics->overhead_forward.Observe(absl::ToDoubleSeconds(took));
 }
 
-worker::v1::RequestSpec GenerateCall::MakeSpec() const {
+worker::v1::RequestSpec GenerateCall::MakeSpec(const Attempt& attempt) const {
   worker::v1::RequestSpec spec;
   spec.set_request_id(request_.request_id);
-  spec.set_attempt(num_attempts_);
+  spec.set_attempt(attempt.number);
   spec.mutable_prompt_ids()->Add(prompt_ids_.begin(), prompt_ids_.end());
-  if (sent_tokens() > 0) {  // only with one answer: see OnLegFailed
-    spec.mutable_prompt_ids()->Add(answers_[0].ids().begin(), answers_[0].ids().end());
-    spec.set_resumed_tokens(sent_tokens());
+  if (const uint32_t sent = sent_tokens(attempt); sent > 0) {  // then there is one choice: Resubmit
+    const std::vector<uint32_t>& ids = answers_[attempt.first_choice].ids();
+    spec.mutable_prompt_ids()->Add(ids.begin(), ids.end());
+    spec.set_resumed_tokens(sent);
   }
   *spec.mutable_sampling() = sampling_;
+  spec.mutable_sampling()->set_n(attempt.num_choices);
+  spec.mutable_sampling()->set_first_choice(attempt.first_choice);
   spec.set_cache_salt(request_.request->cache_salt());
+  spec.set_priority(WorkerPriority(request_.request->priority()));
+  spec.set_traceparent(request_.trace.Header());
   return spec;
 }
 
-void GenerateCall::OpenDecode(bool locally) {
-  Attempt& attempt = *attempt_;
+void GenerateCall::OpenDecode(Attempt* attempt) {
   worker::v1::DecodeRequest::Open open;
-  *open.mutable_spec() = MakeSpec();
-  open.set_prefill_locally(locally);
-  attempt.decode_work = open.spec().prompt_ids_size();
-  deps_.table->AddWork(attempt.route.decode, attempt.decode_work);
-  attempt.decode_open = true;
-  const uint32_t number = attempt.number;
+  *open.mutable_spec() = MakeSpec(*attempt);
+  open.set_prefill_locally(attempt->route().prefill_locally);
+  attempt->decode_open = true;
   DecodeEvents events;
-  events.on_message = [self = shared_from_this(), number](worker::v1::DecodeResponse message) {
-    self->strand_.Post([self, number, message = std::move(message)]() mutable {
-      self->OnDecodeMessage(number, std::move(message));
+  events.on_message = [self = shared_from_this(),
+                       id = attempt->id](worker::v1::DecodeResponse message) {
+    const absl::Duration arrived = self->deps_.clock->Now();
+    self->strand_.Post([self, id, arrived, message = std::move(message)]() mutable {
+      self->OnDecodeMessage(id, std::move(message));
+      self->NoteForwarded(arrived);
     });
   };
-  events.on_end = [self = shared_from_this(), number](absl::Status status) {
-    self->strand_.Post(
-        [self, number, status = std::move(status)] { self->OnDecodeEnd(number, status); });
+  events.on_end = [self = shared_from_this(), id = attempt->id](absl::Status status) {
+    self->strand_.Post([self, id, status = std::move(status)] { self->OnDecodeEnd(id, status); });
   };
-  attempt.decode = deps_.legs->OpenDecode(attempt.route.decode, std::move(open), request_.deadline,
-                                          std::move(events));
+  attempt->decode = deps_.legs->OpenDecode(attempt->route().decode, std::move(open),
+                                           request_.deadline, std::move(events));
 }
 
-void GenerateCall::OpenPrefill() {
-  Attempt& attempt = *attempt_;
+void GenerateCall::OpenPrefill(Attempt* attempt) {
   worker::v1::PrefillRequest::Open open;
-  *open.mutable_spec() = MakeSpec();
-  open.set_needs_handoff(attempt.needs_handoff);
-  attempt.prefill_work = open.spec().prompt_ids_size();
-  deps_.table->AddWork(attempt.route.prefill, attempt.prefill_work);
-  attempt.prefill_open = true;
-  const uint32_t number = attempt.number;
+  *open.mutable_spec() = MakeSpec(*attempt);
+  open.set_needs_handoff(attempt->needs_handoff);
+  attempt->prefill_open = true;
   PrefillEvents events;
-  events.on_message = [self = shared_from_this(), number](worker::v1::PrefillResponse message) {
-    self->strand_.Post([self, number, message = std::move(message)]() mutable {
-      self->OnPrefillMessage(number, std::move(message));
+  events.on_message = [self = shared_from_this(),
+                       id = attempt->id](worker::v1::PrefillResponse message) {
+    const absl::Duration arrived = self->deps_.clock->Now();
+    self->strand_.Post([self, id, arrived, message = std::move(message)]() mutable {
+      self->OnPrefillMessage(id, std::move(message));
+      self->NoteForwarded(arrived);
     });
   };
-  events.on_end = [self = shared_from_this(), number](absl::Status status) {
-    self->strand_.Post(
-        [self, number, status = std::move(status)] { self->OnPrefillEnd(number, status); });
+  events.on_end = [self = shared_from_this(), id = attempt->id](absl::Status status) {
+    self->strand_.Post([self, id, status = std::move(status)] { self->OnPrefillEnd(id, status); });
   };
-  attempt.prefill = deps_.legs->OpenPrefill(attempt.route.prefill, std::move(open),
-                                            request_.deadline, std::move(events));
+  attempt->prefill = deps_.legs->OpenPrefill(attempt->route().prefill, std::move(open),
+                                             request_.deadline, std::move(events));
 }
 
-bool GenerateCall::IsCurrent(uint32_t attempt) const {
-  return !ended_ && attempt_ != nullptr && attempt_->number == attempt;
-}
-
-void GenerateCall::OnDecodeMessage(uint32_t number, worker::v1::DecodeResponse message) {
-  if (!IsCurrent(number)) return;
-  Attempt& attempt = *attempt_;
+void GenerateCall::OnDecodeMessage(uint32_t id, worker::v1::DecodeResponse message) {
+  Attempt* attempt = Find(id);
+  if (attempt == nullptr) return;
   switch (message.message_case()) {
     case worker::v1::DecodeResponse::kReserved:
-      return OnReserved(std::move(*message.mutable_reserved()));
+      return OnReserved(attempt, std::move(*message.mutable_reserved()));
     case worker::v1::DecodeResponse::kDone:
-      attempt.decode_done = true;
-      if (!attempt.needs_handoff) cached_prompt_tokens_ = message.done().cached_prompt_tokens();
-      times_.decode_done = std::move(*message.mutable_done());
-      return MaybeComplete();
+      return OnDecodeDone(attempt, std::move(*message.mutable_done()));
     case worker::v1::DecodeResponse::kTokens:
       break;
     case worker::v1::DecodeResponse::MESSAGE_NOT_SET:
       return;
   }
-  attempt.decode_spoke = true;
-  if (attempt.needs_handoff && !attempt.first_delivered) {
-    if (attempt.held.size() >= kMaxHeldMessages)
+  if (!std::exchange(attempt->decode_spoke, true) && attempt->route().prefill_locally) {
+    deps_.table->OnReserved(attempt->placement.decode);
+    deps_.table->OnComputed(attempt->placement.decode, 0, 0, -1);
+    NoteFirstComputed(*attempt);
+  }
+  if (attempt->needs_handoff && !attempt->first_delivered) {
+    if (attempt->held.size() >= kMaxHeldMessages)
       return End(absl::InternalError("decode worker runs without first tokens"));
-    attempt.held.push_back(std::move(*message.mutable_tokens()));
+    attempt->held.push_back(std::move(*message.mutable_tokens()));
     return;
   }
-  if (!times_.first_computed.has_value()) {
-    times_.first_computed = deps_.clock->Now();
-    times_.dispatched = attempt.dispatched;
-  }
-  Deliver(message.tokens().tokens(), message.tokens().finished(), /*from_decode=*/true);
+  Deliver(id, message.tokens().tokens(), message.tokens().finished(), /*from_decode=*/true);
 }
 
-void GenerateCall::OnReserved(worker::v1::DecodeResponse::Reserved reserved) {
-  Attempt& attempt = *attempt_;
-  if (attempt.reserved || !attempt.needs_handoff) return;
-  attempt.reserved = true;
+void GenerateCall::OnDecodeDone(Attempt* attempt, worker::v1::DecodeResponse::Done done) {
+  attempt->decode_done = true;
+  if (attempt->route().prefill_locally) {
+    if (!times_.prefill.has_value()) cached_prompt_tokens_ = done.cached_prompt_tokens();
+    deps_.table->OnComputed(attempt->placement.decode, done.cached_prompt_tokens(), prompt_tokens(),
+                            done.prefill_compute_s());
+  }
+  times_.decode_done = std::move(done);
+  MaybeComplete();
+}
+
+void GenerateCall::OnReserved(Attempt* attempt, worker::v1::DecodeResponse::Reserved reserved) {
+  if (attempt->reserved || !attempt->needs_handoff) return;
+  attempt->reserved = true;
+  deps_.table->OnReserved(attempt->placement.decode);
   if (!times_.reserved.has_value()) {
     times_.reserved = deps_.clock->Now();
-    if (!times_.dispatched.has_value()) times_.dispatched = attempt.dispatched;
+    if (!times_.dispatched.has_value()) times_.dispatched = attempt->dispatched;
   }
-  if (attempt.prefill == nullptr) OpenPrefill();
+  if (attempt->prefill == nullptr) OpenPrefill(attempt);
   worker::v1::PrefillRequest::Ticket ticket;
   *ticket.mutable_handoff() = std::move(*reserved.mutable_handoff());
-  ticket.set_decode_address(attempt.route.decode);
+  ticket.set_decode_address(attempt->route().decode);
   ticket.set_first_missing_block(reserved.first_missing_block());
   *ticket.mutable_block_table() = std::move(*reserved.mutable_block_table());
-  attempt.prefill->SendTicket(std::move(ticket));
-  DeliverFirst();
+  if (reserved.has_draft()) *ticket.mutable_draft() = std::move(*reserved.mutable_draft());
+  attempt->prefill->SendTicket(std::move(ticket));
+  DeliverFirst(attempt->id);
 }
 
-void GenerateCall::OnPrefillMessage(uint32_t number, worker::v1::PrefillResponse message) {
-  if (!IsCurrent(number)) return;
-  Attempt& attempt = *attempt_;
+void GenerateCall::OnPrefillMessage(uint32_t id, worker::v1::PrefillResponse message) {
+  Attempt* attempt = Find(id);
+  if (attempt == nullptr) return;
   if (message.has_done()) {
+    attempt->prefill_done = true;
     times_.prefill_done = std::move(*message.mutable_done());
     return MaybeComplete();
   }
-  if (!message.has_first_tokens() || attempt.first.has_value()) return;
-  deps_.table->AddWork(attempt.route.prefill, -std::exchange(attempt.prefill_work, 0));
-  attempt.first = std::move(*message.mutable_first_tokens());
+  if (message.has_first_tokens() && !attempt->first.has_value())
+    OnFirstTokens(attempt, std::move(*message.mutable_first_tokens()));
+}
+
+void GenerateCall::OnFirstTokens(Attempt* attempt, worker::v1::PrefillResponse::FirstTokens first) {
+  deps_.table->OnComputed(attempt->placement.prefill, first.cached_prompt_tokens(),
+                          prompt_tokens() + sent_tokens(*attempt), first.compute_s());
+  attempt->first = std::move(first);
   if (!times_.first_computed.has_value()) {
-    times_.first_computed = deps_.clock->Now();
-    cached_prompt_tokens_ = attempt.first->cached_prompt_tokens();
-    times_.prefill = *attempt.first;
+    cached_prompt_tokens_ = attempt->first->cached_prompt_tokens();
+    times_.prefill = *attempt->first;
     times_.prefill->clear_tokens();
     times_.prefill->clear_finished();
   }
-  DeliverFirst();
+  NoteFirstComputed(*attempt);
+  DeliverFirst(attempt->id);
 }
 
-void GenerateCall::OnPrefillEnd(uint32_t number, const absl::Status& status) {
-  if (!IsCurrent(number)) return;
-  Attempt& attempt = *attempt_;
-  attempt.prefill_open = false;
+// The first token of the whole request is in the router.
+void GenerateCall::NoteFirstComputed(const Attempt& attempt) {
+  if (times_.first_computed.has_value()) return;
+  times_.first_computed = deps_.clock->Now();
+  times_.dispatched = attempt.dispatched;
+  if (!attempt.placement.predicted) return;
+  const double took = absl::ToDoubleSeconds(*times_.first_computed - attempt.dispatched);
+  deps_.metrics->prediction_error.Observe(std::abs(took - attempt.route().predicted_ttft_s));
+}
+
+void GenerateCall::OnPrefillEnd(uint32_t id, const absl::Status& status) {
+  Attempt* attempt = Find(id);
+  if (attempt == nullptr) return;
+  attempt->prefill_open = false;
   if (last_message_.has_value()) return MaybeComplete();
   if (!status.ok()) {
     // What fails behind the hand-over is no matter of the answer any more, if the first tokens are
     // here.
-    if (!attempt.decode_spoke || !attempt.first.has_value())
-      OnLegFailed(status, attempt.route.prefill);
+    if (!attempt->decode_spoke || !attempt->first.has_value())
+      OnLegFailed(attempt, Leg::kPrefill, status);
     return;
   }
-  if (!attempt.first.has_value() || !attempt.needs_handoff) {
+  deps_.table->Release(attempt->placement.prefill, Verdict::kGood);
+  if (AllFinished(*attempt) && !attempt->decode_open) {
+    Drop(id, Verdict::kGood, Verdict::kGood);  // other choices go on elsewhere
+  } else if (!attempt->first.has_value() || !attempt->needs_handoff) {
     End(absl::InternalError("prefill worker ended without an answer"));
   }
 }
 
-void GenerateCall::OnDecodeEnd(uint32_t number, const absl::Status& status) {
-  if (!IsCurrent(number)) return;
-  Attempt& attempt = *attempt_;
-  attempt.decode_open = false;
+void GenerateCall::OnDecodeEnd(uint32_t id, const absl::Status& status) {
+  Attempt* attempt = Find(id);
+  if (attempt == nullptr) return;
+  attempt->decode_open = false;
   if (last_message_.has_value()) return MaybeComplete();
-  if (!status.ok()) return OnLegFailed(status, attempt.route.decode);
+  if (!status.ok()) return OnLegFailed(attempt, Leg::kDecode, status);
   // A short answer can be over before the prefill worker's first tokens are here: they come, or
   // that leg fails.
-  if (attempt.decode_done && attempt.needs_handoff && !attempt.first_delivered) return;
-  End(absl::InternalError("decode worker ended without an answer"));
+  if (attempt->decode_done && attempt->needs_handoff && !attempt->first_delivered) return;
+  if (!AllFinished(*attempt))
+    return End(absl::InternalError("decode worker ended without an answer"));
+  Drop(id, Verdict::kGood, Verdict::kGood);  // other choices go on elsewhere
 }
 
-void GenerateCall::OnLegFailed(const absl::Status& status, std::string address) {
-  DropAttempt();
-  const absl::Duration now = deps_.clock->Now();
-  if (absl::IsDeadlineExceeded(status) || now >= request_.deadline) {
+void GenerateCall::OnLegFailed(Attempt* attempt, Leg leg, const absl::Status& status) {
+  const std::string reporter =
+      leg == Leg::kPrefill ? attempt->route().prefill : attempt->route().decode;
+  const bool full = absl::IsResourceExhausted(status);
+  const Blame blame = BlameFor(leg, status, Contains(attempt->accusers, reporter));
+  const auto verdict = [&](Leg which, bool blamed) {
+    if (full) return which == leg ? Verdict::kFull : Verdict::kNone;
+    return blamed && blame.counts ? Verdict::kFailed : Verdict::kNone;
+  };
+  const std::unique_ptr<Attempt> old =
+      Drop(attempt->id, verdict(Leg::kPrefill, blame.prefill), verdict(Leg::kDecode, blame.decode));
+  if (AllFinished(*old)) return;  // it had nothing left to say
+  if (absl::IsDeadlineExceeded(status) || deps_.clock->Now() >= request_.deadline)
     return End(absl::DeadlineExceededError("the deadline passed"));
+  if (full) {
+    // No failure: it waits for room. Counted once, however often it is refused.
+    if (!std::exchange(old->was_refused, true)) deps_.metrics->CountRetry("exhausted");
+    return Resubmit(*old);
   }
-  const bool can_resume = sent_tokens() == 0 || answers_.size() == 1;
-  excluded_.push_back(address);
-  if (absl::IsResourceExhausted(status) && can_resume) {
-    deps_.metrics->CountRetry("exhausted");
-    return WaitForCapacity();
-  }
-  last_failure_ = Annotate(status, address);
-  if (!IsWorkerFailure(status)) return End(status);
-  ++num_failures_;
-  if (!can_resume || num_failures_ > deps_.max_retries) return End(LostStatus(last_failure_));
+  last_failure_ = Annotate(status, reporter);
+  if (!blame.retry) return End(status);
+  if (AccusesPeer(status)) old->accusers.push_back(reporter);
+  if (blame.prefill && !old->route().prefill.empty()) old->excluded.push_back(old->route().prefill);
+  if (blame.decode && !old->route().decode.empty()) old->excluded.push_back(old->route().decode);
+  if (++old->failures > deps_.max_retries) return End(LostStatus(last_failure_));
   deps_.metrics->CountRetry(absl::IsDataLoss(status) ? "data_loss" : "unavailable");
-  Dispatch();
+  Resubmit(*old);
 }
 
-// A full worker is no failure: another one, or the same again a little later, until the deadline.
-void GenerateCall::WaitForCapacity() {
-  RouteRequest request;
-  request.prompt_tokens = prompt_tokens() + sent_tokens();
-  request.needs_prefill = deps_.topology == Topology::kPd;
-  request.excluded = excluded_;
-  if (deps_.policy->Choose(deps_.table->Snapshot(), request).ok()) return Dispatch();
-  excluded_.clear();
-  const absl::Duration when = std::min(deps_.clock->Now() + deps_.capacity_wait, request_.deadline);
-  timer_ = deps_.timers->At(when, [self = shared_from_this()] {
-    self->strand_.Post([self] {
-      self->timer_.reset();
-      if (!self->ended_) self->Dispatch();
-    });
-  });
+// Goes on with the choices that are not finished: together while none has a token, else each by
+// itself, behind its own.
+void GenerateCall::Resubmit(const Attempt& old) {
+  const auto submit = [&](uint32_t first_choice, uint32_t num_choices) {
+    auto attempt = std::make_unique<Attempt>();
+    attempt->first_choice = first_choice;
+    attempt->num_choices = num_choices;
+    attempt->failures = old.failures;
+    attempt->was_refused = old.was_refused;
+    attempt->excluded = old.excluded;
+    attempt->accusers = old.accusers;
+    Submit(std::move(attempt));
+  };
+  if (sent_tokens(old) == 0) return submit(old.first_choice, old.num_choices);
+  for (uint32_t i = 0; i < old.num_choices && !ended_; ++i) {
+    const uint32_t choice = old.first_choice + i;
+    if (!answers_[choice].finished()) submit(choice, 1);
+  }
 }
 
 absl::Status GenerateCall::LostStatus(const absl::Status& cause) const {
@@ -270,18 +388,24 @@ absl::Status GenerateCall::LostStatus(const absl::Status& cause) const {
   return sent_tokens() == 0 ? process::WithRetryInfo(std::move(status), kRetryDelay) : status;
 }
 
-void GenerateCall::DropAttempt() {
-  if (attempt_ == nullptr) return;
-  Attempt& attempt = *attempt_;
-  if (attempt.decode_work > 0) deps_.table->AddWork(attempt.route.decode, -attempt.decode_work);
-  if (attempt.prefill_work > 0) deps_.table->AddWork(attempt.route.prefill, -attempt.prefill_work);
+std::unique_ptr<GenerateCall::Attempt> GenerateCall::Drop(uint32_t id,
+                                                          Verdict prefill,
+                                                          Verdict decode) {
+  const auto found = std::find_if(attempts_.begin(), attempts_.end(),
+                                  [id](const auto& attempt) { return attempt->id == id; });
+  std::unique_ptr<Attempt> attempt = std::move(*found);
+  attempts_.erase(found);
+  if (attempt->waiting.has_value())
+    deps_.admission->Cancel(*attempt->waiting);  // too late: OnPlaced gives everything back
   // A leg that has nothing left to say ends by itself, in good order.
   const bool prefill_ends =
-      last_message_.has_value() || (attempt.decode_done && attempt.first_delivered);
-  if (attempt.prefill_open && !(prefill_ends && attempt.first.has_value()))
-    attempt.prefill->Cancel();
-  if (attempt.decode_open && !attempt.decode_done) attempt.decode->Cancel();
-  attempt_.reset();
+      last_message_.has_value() || (attempt->decode_done && attempt->first_delivered);
+  if (attempt->prefill_open && !(prefill_ends && attempt->first.has_value()))
+    attempt->prefill->Cancel();
+  if (attempt->decode_open && !attempt->decode_done) attempt->decode->Cancel();
+  deps_.table->Release(attempt->placement.prefill, prefill);
+  deps_.table->Release(attempt->placement.decode, decode);
+  return attempt;
 }
 
 }  // namespace baton::router

@@ -85,6 +85,11 @@ std::chrono::system_clock::time_point WallTime(absl::Duration deadline, const ba
   return absl::ToChronoTime(absl::Now() + (deadline - clock.Now()));
 }
 
+// As metadata too, for whatever traces calls between router and workers.
+void AddTrace(const worker::v1::RequestSpec& spec, grpc::ClientContext* context) {
+  if (!spec.traceparent().empty()) context->AddMetadata("traceparent", spec.traceparent());
+}
+
 class GrpcPrefillLeg : public PrefillLeg {
  public:
   using Call = LegCall<worker::v1::PrefillRequest, worker::v1::PrefillResponse>;
@@ -118,10 +123,20 @@ class GrpcDecodeLeg : public DecodeLeg {
 
 }  // namespace
 
-WorkerChannels::WorkerChannels(const std::vector<std::string>& addresses) {
-  for (const std::string& address : addresses) channels_[address] = process::MakeChannel(address);
-}
+WorkerChannels::WorkerChannels() = default;
 WorkerChannels::~WorkerChannels() = default;
+
+std::shared_ptr<grpc::Channel> WorkerChannels::of(const std::string& address) const {
+  base::MutexLock lock(&mutex_);
+  std::shared_ptr<grpc::Channel>& channel = channels_[address];
+  if (channel == nullptr) channel = process::MakeChannel(address);
+  return channel;
+}
+
+void WorkerChannels::Forget(const std::string& address) {
+  base::MutexLock lock(&mutex_);
+  channels_.erase(address);
+}
 
 std::unique_ptr<PrefillLeg> GrpcLegFactory::OpenPrefill(const std::string& address,
                                                         worker::v1::PrefillRequest::Open open,
@@ -130,6 +145,7 @@ std::unique_ptr<PrefillLeg> GrpcLegFactory::OpenPrefill(const std::string& addre
   auto stub = worker::v1::PrefillWorker::NewStub(channels_->of(address));
   auto call = std::make_shared<GrpcPrefillLeg::Call>(std::move(events));
   call->context()->set_deadline(WallTime(deadline, *clock_));
+  AddTrace(open.spec(), call->context());
   stub->async()->Prefill(call->context(), call.get());
   worker::v1::PrefillRequest request;
   *request.mutable_open() = std::move(open);
@@ -144,6 +160,7 @@ std::unique_ptr<DecodeLeg> GrpcLegFactory::OpenDecode(const std::string& address
   auto stub = worker::v1::DecodeWorker::NewStub(channels_->of(address));
   auto call = std::make_shared<GrpcDecodeLeg::Call>(std::move(events));
   call->context()->set_deadline(WallTime(deadline, *clock_));
+  AddTrace(open.spec(), call->context());
   stub->async()->Generate(call->context(), call.get());
   worker::v1::DecodeRequest request;
   *request.mutable_open() = std::move(open);

@@ -21,18 +21,19 @@ class Channel;
 
 namespace baton::router {
 
-// One channel per worker, shared by everything that talks to it. Immutable, thread-safe.
+// One channel per worker, shared by everything that talks to it. Thread-safe.
 class WorkerChannels {
  public:
-  explicit WorkerChannels(const std::vector<std::string>& addresses);
+  WorkerChannels();
   ~WorkerChannels();
-  // `address` must be one of those given.
-  const std::shared_ptr<grpc::Channel>& of(const std::string& address) const {
-    return channels_.at(address);
-  }
+  // Made when it is first asked for.
+  std::shared_ptr<grpc::Channel> of(const std::string& address) const;
+  // Nobody will ask for it any more; calls on it go on.
+  void Forget(const std::string& address);
 
  private:
-  std::map<std::string, std::shared_ptr<grpc::Channel>> channels_;
+  mutable base::Mutex mutex_;
+  mutable std::map<std::string, std::shared_ptr<grpc::Channel>> channels_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Thread-safe.
@@ -56,21 +57,26 @@ class GrpcLegFactory : public LegFactory {
   const base::Clock* const clock_;
 };
 
-// Keeps a status stream open to every worker and tells the table; opens it again, after a growing
-// pause, when it ends.
+// Keeps two streams open to every worker, its status and the events of its prefix cache, and tells
+// the table; opens them again, after a growing pause, when they end. Thread-safe.
 class WorkerWatch {
  public:
   // All outlive it.
-  WorkerWatch(const std::vector<std::string>& addresses,
-              const WorkerChannels* channels,
+  WorkerWatch(WorkerChannels* channels,
               Timers* timers,
               const base::Clock* clock,
               WorkerTable* table);
   // Ends the streams and waits for them.
   ~WorkerWatch();
 
+  // Adds the worker to the table and watches it; one that is watched already changes nothing. Takes
+  // it out again.
+  void Watch(WorkerRole role, const std::string& address);
+  void Unwatch(const std::string& address);
+
  private:
   struct State;
+  template <typename Message>
   class Stream;
   // Shared with streams and timers, which end in their own time.
   std::shared_ptr<State> state_;

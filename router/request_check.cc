@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <string>
 
@@ -118,6 +119,9 @@ absl::Status CheckPrompt(const v1::GenerateRequest& request, uint32_t vocab_size
   }
   if (request.parse_special() && request.prompt_case() != v1::GenerateRequest::kText) {
     return FieldViolation("parse_special", "only for text");
+  }
+  if (!v1::Priority_IsValid(request.priority())) {
+    return FieldViolation("priority", absl::StrCat(request.priority(), " is none of the classes"));
   }
   if (request.cache_salt().size() > kMaxSaltBytes) {
     return FieldViolation(

@@ -9,7 +9,9 @@
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/version.h"
+#include "router/discovery.h"
 #include "router/grpc_legs.h"
+#include "router/live_page.h"
 #include "router/router_service.h"
 
 namespace baton::router {
@@ -30,40 +32,53 @@ WorkerTableOptions TableOptions(const RouterOptions& options,
   out.prefill = resolved.prefill;
   out.decode = resolved.decode;
   out.heartbeat_timeout = options.heartbeat_timeout;
+  out.down_timeout = options.down_timeout;
+  out.prefill_queue_tokens = static_cast<uint64_t>(options.prefill_queue_tokens);
   out.tokenizer_fingerprint = facts.tokenizer->fingerprint();
   out.metrics = metrics;
   return out;
 }
 
-std::vector<std::string> AllAddresses(const ResolvedOptions& resolved) {
-  std::vector<std::string> out = resolved.prefill;
-  out.insert(out.end(), resolved.decode.begin(), resolved.decode.end());
+AdmissionOptions AdmissionOptionsOf(const RouterOptions& options, base::Metrics* metrics) {
+  AdmissionOptions out;
+  out.max_running = options.max_concurrent;
+  out.max_queue = options.max_queue;
+  out.long_prompt_tokens = static_cast<uint32_t>(options.long_prompt_tokens);
+  out.refuse_late = options.refuse_late;
+  out.queue_depth = {metrics->gauge(base::GaugeId::kRouterQueueDepth, "high"),
+                     metrics->gauge(base::GaugeId::kRouterQueueDepth, "normal"),
+                     metrics->gauge(base::GaugeId::kRouterQueueDepth, "low")};
   return out;
+}
+
+absl::Duration OrNever(absl::Duration limit) {
+  return limit > absl::ZeroDuration() ? limit : absl::InfiniteDuration();
 }
 
 }  // namespace
 
 // Members are used by those below them, and go in the reverse order.
 struct Router::Impl {
-  Impl(const RouterOptions& options, const ResolvedOptions& resolved, ModelFacts model)
+  Impl(const RouterOptions& options,
+       const ResolvedOptions& resolved,
+       ModelFacts model,
+       std::unique_ptr<RoutePolicy> route_policy,
+       std::string page_token)
       : facts(std::move(model)),
         metrics(base::Metrics::Create(base::Role::kRouter, facts.name)),
         router_metrics(metrics.get()),
+        page({.read_only = options.page != "full", .token = std::move(page_token)}),
         table(TableOptions(options, resolved, facts, metrics.get())),
-        addresses(AllAddresses(resolved)),
-        channels(addresses),
-        policy(MakeLeastLoadPolicy()),
-        admission({.max_running = options.max_concurrent,
-                   .max_queue = options.max_queue,
-                   .queue_depth = metrics->gauge(base::GaugeId::kRouterQueueDepth, "normal")},
-                  &timers,
-                  &clock),
+        policy(std::move(route_policy)),
+        admission(
+            AdmissionOptionsOf(options, metrics.get()), policy.get(), &table, &timers, &clock),
         encoder(&facts,
                 options.encoder_threads,
                 static_cast<size_t>(options.max_concurrent + options.max_queue)),
         legs(&channels, &clock),
         service(ServiceOptions(options, resolved)) {
-    metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, "none", "none"}).Set(1);
+    metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, "none", "none"})
+        .Set(1);
   }
 
   RouterServiceOptions ServiceOptions(const RouterOptions& options,
@@ -71,7 +86,6 @@ struct Router::Impl {
     RouterServiceOptions out;
     out.deps.facts = &facts;
     out.deps.table = &table;
-    out.deps.policy = policy.get();
     out.deps.legs = &legs;
     out.deps.encoder = &encoder;
     out.deps.admission = &admission;
@@ -80,10 +94,14 @@ struct Router::Impl {
     out.deps.metrics = &router_metrics;
     out.deps.draw_seed = &DrawSeed;
     out.deps.topology = resolved.topology;
+    out.deps.on_end = [this](const RequestReport& report) { page.Note(report); };
     out.deps.max_model_len = static_cast<uint32_t>(options.max_model_len);
+    out.deps.ttft_max = OrNever(options.ttft_max);
+    out.deps.slo_ttft = OrNever(options.slo_ttft);
+    out.deps.slo_tpot = OrNever(options.slo_tpot);
     out.encoder_pool = &encoder;
     out.request_timeout_max = options.request_timeout_max;
-    out.client_buffer_messages = static_cast<size_t>(options.client_buffer);
+    out.client_buffer_tokens = static_cast<size_t>(options.client_buffer);
     out.draining = [this] {
       const process::ServerProcess* server = server_ptr.load();
       return server != nullptr && server->draining();
@@ -96,13 +114,25 @@ struct Router::Impl {
     server->SetReady(table.Usable().ok());
   }
 
+  void StartDiscovery(const std::vector<ServiceName>& names, absl::Duration interval) {
+    if (names.empty()) return;
+    Discovery::Callbacks callbacks;
+    callbacks.found = [this](WorkerRole role, const std::string& address) {
+      watch->Watch(role, address);
+    };
+    callbacks.gone = [this](const std::string& address) { watch->Unwatch(address); };
+    callbacks.alive = [this](const std::string& address) { return table.IsAlive(address); };
+    discovery = std::make_unique<DiscoveryThread>(
+        Discovery(names, &ResolveByDns, std::move(callbacks)), interval);
+  }
+
   const base::Clock& clock = base::Clock::Real();
   const ModelFacts facts;
   const std::unique_ptr<base::Metrics> metrics;
   const RouterMetrics router_metrics;
+  LivePage page;
   WorkerTable table;
-  const std::vector<std::string> addresses;
-  const WorkerChannels channels;
+  WorkerChannels channels;
   const std::unique_ptr<RoutePolicy> policy;
   ThreadTimers timers;
   Admission admission;
@@ -114,6 +144,7 @@ struct Router::Impl {
   base::Mutex ready_mutex;
   std::unique_ptr<process::ServerProcess> server;
   std::unique_ptr<WorkerWatch> watch;
+  std::unique_ptr<DiscoveryThread> discovery;
 };
 
 absl::StatusOr<std::unique_ptr<Router>> Router::Start(const RouterOptions& options,
@@ -125,14 +156,32 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Start(const RouterOptions& optio
   BATON_LOG(Info, "model", LogField("name", facts.name),
             LogField("vocab_size", facts.config.vocab_size),
             LogField("chat_template", facts.chat.has_value() ? facts.chat->name() : "none"));
-  auto impl = std::make_unique<Impl>(options, resolved, std::move(facts));
+  BATON_ASSIGN_OR_RETURN(std::string page_token, ReadPageToken(options.page_token_file));
+  RoutePolicyOptions policy_options;
+  policy_options.local_prefill_tokens = static_cast<uint32_t>(options.local_prefill_tokens);
+  policy_options.long_prompt_share = options.long_prompt_share;
+  BATON_ASSIGN_OR_RETURN(std::unique_ptr<RoutePolicy> policy,
+                         MakeRoutePolicy(options.policy, policy_options));
+  auto impl = std::make_unique<Impl>(options, resolved, std::move(facts), std::move(policy),
+                                     std::move(page_token));
+  if (options.page != "off") {
+    resolved.server.routes = impl->page.Routes(
+        [impl = impl.get()](v1::GetStatusResponse* status) { impl->service.FillStatus(status); });
+  }
   BATON_ASSIGN_OR_RETURN(impl->server,
                          process::ServerProcess::Start(resolved.server, impl->metrics.get(),
                                                        {impl->service.service()}));
   impl->server_ptr.store(impl->server.get());
+  impl->page.SetAddress(impl->server->grpc_address());
   impl->table.set_on_change([impl = impl.get()] { impl->UpdateReady(); });
-  impl->watch = std::make_unique<WorkerWatch>(impl->addresses, &impl->channels, &impl->timers,
-                                              &impl->clock, &impl->table);
+  impl->table.set_on_capacity([impl = impl.get()] { impl->admission.Pump(); });
+  impl->watch =
+      std::make_unique<WorkerWatch>(&impl->channels, &impl->timers, &impl->clock, &impl->table);
+  for (const std::string& address : resolved.prefill)
+    impl->watch->Watch(WorkerRole::kPrefill, address);
+  for (const std::string& address : resolved.decode)
+    impl->watch->Watch(WorkerRole::kDecode, address);
+  impl->StartDiscovery(resolved.names, options.dns_interval);
   return std::unique_ptr<Router>(new Router(std::move(impl)));
 }
 
@@ -150,6 +199,7 @@ void Router::RunUntilTerminated() {
 
 void Router::Stop() {
   impl_->server->Stop();
+  impl_->discovery.reset();
   impl_->watch.reset();
 }
 

@@ -10,7 +10,10 @@ RouterMetrics::RouterMetrics(base::Metrics* metrics) : metrics_(metrics) {
   queue_time = metrics->histogram(HistogramId::kRouterQueueTime);
   tokenize = metrics->histogram(HistogramId::kRouterTokenize);
   detokenize = metrics->histogram(HistogramId::kRouterDetokenize);
-  decision_time = metrics->histogram(HistogramId::kRouterDecisionDuration);
+  prediction_error = metrics->histogram(HistogramId::kRouterTtftPredictionError);
+  overhead_dispatch = metrics->histogram(HistogramId::kRouterOverhead, "dispatch");
+  overhead_forward = metrics->histogram(HistogramId::kRouterOverhead, "forward");
+  overhead_total = metrics->histogram(HistogramId::kRouterOverhead, "total");
   generation_tokens = metrics->counter(CounterId::kGenerationTokens);
   // So that error panels have data before the first error.
   for (const char* method : {"generate", "generate_unary"}) {
@@ -38,6 +41,11 @@ void RouterMetrics::CountRetry(absl::string_view reason) const {
 
 void RouterMetrics::CountDecision(absl::string_view decision) const {
   if (metrics_ != nullptr) metrics_->counter(CounterId::kRouterDecisions, decision).Increment();
+}
+
+void RouterMetrics::CountSlo(absl::string_view slo, bool met) const {
+  if (metrics_ == nullptr) return;
+  metrics_->counter(met ? CounterId::kRouterSloMet : CounterId::kRouterSloMissed, slo).Increment();
 }
 
 base::Histogram RouterMetrics::Stage(absl::string_view stage) const {

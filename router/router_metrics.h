@@ -22,6 +22,7 @@ class RouterMetrics {
   void CountRejected(absl::string_view reason) const;
   void CountRetry(absl::string_view reason) const;
   void CountDecision(absl::string_view decision) const;
+  void CountSlo(absl::string_view slo, bool met) const;
   base::Histogram Stage(absl::string_view stage) const;
   base::Histogram TimeToFirstToken(const std::string& method) const;
   base::Histogram InterTokenLatency(const std::string& method) const;
@@ -31,7 +32,10 @@ class RouterMetrics {
   base::Histogram queue_time;
   base::Histogram tokenize;
   base::Histogram detokenize;
-  base::Histogram decision_time;
+  base::Histogram prediction_error;
+  base::Histogram overhead_dispatch;
+  base::Histogram overhead_forward;
+  base::Histogram overhead_total;
   base::Counter generation_tokens;
 
  private:

@@ -6,6 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 #include "engine/base/status_macros.h"
 
@@ -14,20 +15,37 @@ namespace {
 
 constexpr absl::Duration kConnectionAge = absl::Minutes(30);
 
-absl::StatusOr<std::vector<std::string>> ParseAddresses(absl::string_view flag,
-                                                        const std::string& list) {
-  std::vector<std::string> out;
+// HOST:PORT entries go to `out`, dns:NAME:PORT ones to `names`.
+absl::Status ParseAddresses(absl::string_view flag,
+                            WorkerRole role,
+                            const std::string& list,
+                            std::vector<std::string>* out,
+                            std::vector<ServiceName>* names) {
   for (absl::string_view address : absl::StrSplit(list, ',', absl::SkipWhitespace())) {
-    const size_t colon = address.rfind(':');
+    absl::string_view host = address;
+    const bool is_name = absl::ConsumePrefix(&host, "dns:");
+    const size_t colon = host.rfind(':');
     int port = 0;
     if (colon == absl::string_view::npos || colon == 0 ||
-        !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 1 || port > 65535) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--", flag, ": \"", address, "\"; want HOST:PORT, or several with commas between them"));
+        !absl::SimpleAtoi(host.substr(colon + 1), &port) || port < 1 || port > 65535) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", flag, ": \"", address,
+                       "\"; want HOST:PORT or dns:NAME:PORT, or several with commas between them"));
     }
-    out.emplace_back(address);
+    if (is_name) {
+      names->push_back({role, std::string(host.substr(0, colon)), port});
+    } else {
+      out->emplace_back(address);
+    }
   }
-  return out;
+  return absl::OkStatus();
+}
+
+bool HasRole(const ResolvedOptions& options, WorkerRole role) {
+  const auto& list = role == WorkerRole::kPrefill ? options.prefill : options.decode;
+  return !list.empty() ||
+         std::any_of(options.names.begin(), options.names.end(),
+                     [role](const ServiceName& name) { return name.role == role; });
 }
 
 absl::Status CheckNumbers(const RouterOptions& o) {
@@ -42,10 +60,38 @@ absl::Status CheckNumbers(const RouterOptions& o) {
   BATON_RETURN_IF_ERROR(at_least("client-buffer", o.client_buffer, 1));
   BATON_RETURN_IF_ERROR(at_least("encoder-threads", o.encoder_threads, 1));
   BATON_RETURN_IF_ERROR(at_least("http-port", o.http_port, -1));
-  if (o.http_port > 65535)
-    return absl::InvalidArgumentError("--http-port: want -1 (none), 0 (any) or a port up to 65535");
+  BATON_RETURN_IF_ERROR(at_least("health-port", o.health_port, -1));
+  for (const auto& [flag, port] :
+       {std::pair("http-port", o.http_port), std::pair("health-port", o.health_port)}) {
+    if (port > 65535) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", flag, ": want -1 (none), 0 (any) or a port up to 65535"));
+    }
+  }
+  if (o.page != "full" && o.page != "read-only" && o.page != "off") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--page: \"", o.page, "\"; want full, read-only or off"));
+  }
+  if (o.metrics_compat != "none" && o.metrics_compat != "vllm") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--metrics-compat: \"", o.metrics_compat, "\"; want none or vllm"));
+  }
+  BATON_RETURN_IF_ERROR(at_least("local-prefill-tokens", o.local_prefill_tokens, 0));
+  BATON_RETURN_IF_ERROR(at_least("prefill-queue-tokens", o.prefill_queue_tokens, 0));
+  BATON_RETURN_IF_ERROR(at_least("long-prompt-tokens", o.long_prompt_tokens, 1));
+  if (!(o.long_prompt_share > 0 && o.long_prompt_share <= 1))
+    return absl::InvalidArgumentError("--long-prompt-share: want more than 0 and at most 1");
+  for (const auto& [flag, value] :
+       {std::pair("ttft-max", o.ttft_max), std::pair("slo-ttft", o.slo_ttft),
+        std::pair("slo-tpot", o.slo_tpot)}) {
+    if (value < absl::ZeroDuration())
+      return absl::InvalidArgumentError(absl::StrCat("--", flag, ": want 0s or more"));
+  }
+  if (o.down_timeout < o.heartbeat_timeout)
+    return absl::InvalidArgumentError("--down-timeout: want at least --heartbeat-timeout");
   for (const auto& [flag, value] : {std::pair("request-timeout-max", o.request_timeout_max),
-                                    std::pair("heartbeat-timeout", o.heartbeat_timeout)}) {
+                                    std::pair("heartbeat-timeout", o.heartbeat_timeout),
+                                    std::pair("dns-interval", o.dns_interval)}) {
     if (value <= absl::ZeroDuration() || value > absl::Hours(24)) {
       return absl::InvalidArgumentError(
           absl::StrCat("--", flag, ": want more than 0s and at most 24h"));
@@ -69,14 +115,17 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const RouterOptions& options) {
     return absl::InvalidArgumentError("--model: want a Hugging Face directory or a GGUF file");
   }
   BATON_RETURN_IF_ERROR(CheckNumbers(options));
-  BATON_ASSIGN_OR_RETURN(out.prefill, ParseAddresses("prefill", options.prefill));
-  BATON_ASSIGN_OR_RETURN(out.decode, ParseAddresses("decode", options.decode));
-  if (out.decode.empty())
+  BATON_RETURN_IF_ERROR(Annotate(MakeRoutePolicy(options.policy, {}).status(), "--policy"));
+  BATON_RETURN_IF_ERROR(
+      ParseAddresses("prefill", WorkerRole::kPrefill, options.prefill, &out.prefill, &out.names));
+  BATON_RETURN_IF_ERROR(
+      ParseAddresses("decode", WorkerRole::kDecode, options.decode, &out.decode, &out.names));
+  if (!HasRole(out, WorkerRole::kDecode))
     return absl::InvalidArgumentError("--decode: want at least one HOST:PORT");
-  if (out.topology == Topology::kPd && out.prefill.empty()) {
+  if (out.topology == Topology::kPd && !HasRole(out, WorkerRole::kPrefill)) {
     return absl::InvalidArgumentError("--prefill: want at least one HOST:PORT in topology pd");
   }
-  if (out.topology == Topology::kSingle && !out.prefill.empty()) {
+  if (out.topology == Topology::kSingle && HasRole(out, WorkerRole::kPrefill)) {
     return absl::InvalidArgumentError("--prefill: topology single has no prefill workers");
   }
   std::set<std::string> seen;
@@ -90,6 +139,8 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const RouterOptions& options) {
   }
   out.server.listen = options.listen;
   out.server.http_port = options.http_port;
+  out.server.health_port = options.health_port;
+  out.server.metrics_compat = options.metrics_compat;
   out.server.port_file = options.port_file;
   out.server.reflection = options.reflection;
   out.server.channelz = options.channelz;

@@ -11,6 +11,7 @@
 
 #include "engine/base/log.h"
 #include "engine/process/server_process.h"
+#include "router/discovery.h"
 #include "router/route_policy.h"
 
 namespace baton::router {
@@ -24,6 +25,8 @@ struct RouterOptions {
   std::string decode;
   std::string listen = "127.0.0.1:50051";
   int32_t http_port = 8000;
+  int32_t health_port = -1;
+  std::string metrics_compat = "none";
   std::string port_file;
   bool reflection = true;
   bool channelz = false;
@@ -33,8 +36,21 @@ struct RouterOptions {
   int32_t client_buffer = 8192;
   int32_t encoder_threads = 2;
   absl::Duration request_timeout_max = absl::Minutes(10);
+  std::string policy = "prefix";
+  int32_t local_prefill_tokens = RoutePolicyOptions{}.local_prefill_tokens;
+  int32_t prefill_queue_tokens = 8192;
+  int32_t long_prompt_tokens = 8192;
+  double long_prompt_share = RoutePolicyOptions{}.long_prompt_share;
+  bool refuse_late = true;
+  absl::Duration ttft_max;  // 0: none
+  absl::Duration slo_ttft;  // 0: none
+  absl::Duration slo_tpot;  // 0: none
   absl::Duration heartbeat_timeout = absl::Seconds(3);
+  absl::Duration down_timeout = absl::Seconds(30);
+  absl::Duration dns_interval = absl::Seconds(5);
   absl::Duration drain_timeout = absl::Seconds(60);
+  std::string page = "full";    // the live page on the HTTP port: full, read-only, off
+  std::string page_token_file;  // what the page's data is asked for with; empty: nothing
   std::string log_level = "info";
 };
 
@@ -43,6 +59,7 @@ struct ResolvedOptions {
   Topology topology = Topology::kPd;
   std::vector<std::string> prefill;
   std::vector<std::string> decode;
+  std::vector<ServiceName> names;  // of workers found by DNS
   process::ServerOptions server;
 };
 

@@ -22,6 +22,8 @@ namespace {
 
 constexpr char kRequestIdKey[] = "x-request-id";
 constexpr char kRequestLabelKey[] = "x-request-label";
+constexpr char kTraceKey[] = "traceparent";
+constexpr char kFairnessKey[] = "x-llm-d-inference-fairness-id";  // who shares fairly with whom
 constexpr size_t kMaxEchoBytes = 256;
 // Longest text that Tokenize takes. It is encoded within seconds, off gRPC's threads.
 constexpr size_t kMaxTokenizeBytes = size_t{4} << 20;
@@ -58,7 +60,38 @@ void EchoNames(grpc::CallbackServerContext* context,
   if (IsEchoable(label)) context->AddInitialMetadata(kRequestLabelKey, label);
 }
 
+// The client's trace, with a span of ours in it.
+TraceContext TraceOf(grpc::CallbackServerContext* context) {
+  const auto found = context->client_metadata().find(kTraceKey);
+  if (found == context->client_metadata().end()) return {};
+  unsigned char span[8] = {1};
+  RAND_bytes(span, sizeof(span));
+  return ParseTraceparent(
+      absl::string_view(found->second.data(), found->second.size()),
+      absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(span), sizeof(span))));
+}
+
+// Without a name of its own a client is told from others by the salt of its prefix cache.
+std::string TenantOf(const grpc::CallbackServerContext& context,
+                     const v1::GenerateRequest& request) {
+  const auto found = context.client_metadata().find(kFairnessKey);
+  if (found == context.client_metadata().end()) return request.cache_salt();
+  return std::string(found->second.data(), std::min(found->second.size(), kMaxEchoBytes));
+}
+
 std::string StateName(WorkerHealth health) { return std::string(WorkerHealthName(health)); }
+
+const char* BreakerName(BreakerState state) {
+  switch (state) {
+    case BreakerState::kClosed:
+      return "closed";
+    case BreakerState::kHalfOpen:
+      return "half_open";
+    case BreakerState::kOpen:
+      return "open";
+  }
+  return "closed";
+}
 
 void CopyWorker(const WorkerTable::Row& row, v1::GetStatusResponse::Worker* out) {
   const worker::v1::WorkerStatus& status = row.status;
@@ -77,6 +110,18 @@ void CopyWorker(const WorkerTable::Row& row, v1::GetStatusResponse::Worker* out)
   out->set_weight_dtype(status.fingerprint().weight_dtype());
   out->set_device(status.device());
   out->set_incarnation(absl::BytesToHexString(status.incarnation()));
+  out->set_breaker(BreakerName(row.breaker));
+  out->set_requests_sent(row.requests_sent);
+  out->set_predicted_wait_s(row.wait_s);
+  if (row.ttft.num_samples() > 0) {
+    const TtftCoefficients& ttft = row.ttft.coefficients();
+    out->set_ttft_base_s(ttft.base_s);
+    out->set_ttft_per_token_s(ttft.per_token_s);
+    out->set_ttft_per_token2_s(ttft.per_token2_s);
+    out->set_ttft_samples(row.ttft.num_samples());
+    out->set_ttft_error_s(row.ttft.mean_abs_error_s());
+  }
+  out->set_prefix_blocks(row.blocks_known);
   for (const worker::v1::WorkerStatus::Peer& peer : status.peers()) {
     v1::GetStatusResponse::Peer* copy = out->add_peers();
     copy->set_address(peer.address());
@@ -93,7 +138,7 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
       grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override {
-    auto reactor = std::make_shared<StreamReactor>(options_.client_buffer_messages);
+    auto reactor = std::make_shared<StreamReactor>(context, options_.client_buffer_tokens);
     const std::string id = NewRequestId();
     StartCall(context, *request, "generate", id, reactor.get(),
               std::make_unique<StreamSink>(reactor));
@@ -103,7 +148,7 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
   grpc::ServerUnaryReactor* GenerateUnary(grpc::CallbackServerContext* context,
                                           const v1::GenerateRequest* request,
                                           v1::GenerateUnaryResponse* response) override {
-    auto reactor = std::make_shared<UnaryReactor>();
+    auto reactor = std::make_shared<UnaryReactor>(context);
     const std::string id = NewRequestId();
     StartCall(context, *request, "generate_unary", id, reactor.get(),
               std::make_unique<UnarySink>(reactor, id, response));
@@ -189,6 +234,11 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
                                       v1::GetStatusResponse* response) override {
+    FillStatus(response);
+    return FinishOk(context);
+  }
+
+  void FillStatus(v1::GetStatusResponse* response) const {
     response->set_version(base::kVersion);
     response->set_topology(options_.deps.topology == Topology::kPd ? "pd" : "single");
     response->set_requests_in_flight(
@@ -197,7 +247,6 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
     response->set_serving(!options_.draining() && options_.deps.table->Usable().ok());
     for (const WorkerTable::Row& row : options_.deps.table->Rows())
       CopyWorker(row, response->add_workers());
-    return FinishOk(context);
   }
 
  private:
@@ -238,8 +287,12 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
     call_request.request = std::make_shared<const v1::GenerateRequest>(request);
     call_request.request_id = id;
     call_request.method = std::move(method);
+    call_request.tenant = TenantOf(*context, request);
     call_request.received = options_.deps.clock->Now();
     call_request.deadline = call_request.received + budget;
+    call_request.trace = TraceOf(context);
+    if (!call_request.trace.trace_id.empty())
+      context->AddInitialMetadata(kTraceKey, call_request.trace.Header());
     auto call =
         std::make_shared<GenerateCall>(options_.deps, std::move(call_request), std::move(sink));
     reactor->Bind(call, client_deadline, std::min(kDeadlineSlack, (client_deadline - now) / 2));
@@ -254,5 +307,8 @@ RouterService::RouterService(RouterServiceOptions options)
     : impl_(std::make_unique<Impl>(std::move(options))) {}
 RouterService::~RouterService() = default;
 grpc::Service* RouterService::service() { return impl_.get(); }
+void RouterService::FillStatus(v1::GetStatusResponse* response) const {
+  impl_->FillStatus(response);
+}
 
 }  // namespace baton::router

@@ -21,8 +21,8 @@ struct RouterServiceOptions {
   EncoderPool* encoder_pool = nullptr;
   // The longest any request may take, whatever its client says.
   absl::Duration request_timeout_max = absl::Minutes(10);
-  // Of an answer that its client does not read.
-  size_t client_buffer_messages = 8192;
+  // Tokens of an answer that its client does not read: above it the answer ends.
+  size_t client_buffer_tokens = 8192;
   std::function<bool()> draining;
 };
 
@@ -32,6 +32,8 @@ class RouterService {
   // What `options` points to outlives the service.
   explicit RouterService(RouterServiceOptions options);
   ~RouterService();
+  // Workers and load, as GetStatus answers.
+  void FillStatus(v1::GetStatusResponse* response) const;
   // To be registered with a server.
   grpc::Service* service();
 

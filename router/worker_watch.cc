@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "grpcpp/channel.h"
@@ -17,11 +19,16 @@ constexpr uint32_t kStatusIntervalMs = 100;
 constexpr absl::Duration kPauseMin = absl::Milliseconds(50);
 constexpr absl::Duration kPauseMax = absl::Seconds(1);
 constexpr absl::Duration kSweepInterval = absl::Milliseconds(250);
+// Of one message of events: more blocks than any worker has.
+constexpr int kMaxKeys = 1 << 22;
+
+// A stream of a worker: its address, and whether it is that of events.
+using StreamName = std::pair<std::string, bool>;
 
 }  // namespace
 
 struct WorkerWatch::State : public std::enable_shared_from_this<WorkerWatch::State> {
-  const WorkerChannels* channels;
+  WorkerChannels* channels;
   Timers* timers;
   const base::Clock* clock;
   WorkerTable* table;
@@ -29,77 +36,100 @@ struct WorkerWatch::State : public std::enable_shared_from_this<WorkerWatch::Sta
   base::Mutex mutex;
   base::CondVar all_ended;
   bool stopping ABSL_GUARDED_BY(mutex) = false;
-  std::map<std::string, Stream*> streams ABSL_GUARDED_BY(mutex);  // the open ones
-  std::map<std::string, absl::Duration> pauses ABSL_GUARDED_BY(mutex);
+  std::set<std::string> watched ABSL_GUARDED_BY(mutex);
+  std::map<StreamName, std::function<void()>> open ABSL_GUARDED_BY(mutex);  // how to cancel each
+  std::map<StreamName, absl::Duration> pauses ABSL_GUARDED_BY(mutex);
 
-  void Open(const std::string& address);
-  void OnEnded(const std::string& address, bool ever_answered, const absl::Status& status);
+  void Open(const StreamName& name);
+  void OnEnded(const StreamName& name, bool ever_answered, const absl::Status& status);
+  void OnMessage(const StreamName& name, const worker::v1::WorkerStatus& status) {
+    table->OnStatus(name.first, status);
+  }
+  void OnMessage(const StreamName& name, const worker::v1::KvEvents& events) {
+    if (events.stored_size() > kMaxKeys || events.removed_size() > kMaxKeys) return;
+    table->OnKvEvents(name.first, events.reset(),
+                      {events.stored().data(), static_cast<size_t>(events.stored_size())},
+                      {events.removed().data(), static_cast<size_t>(events.removed_size())});
+  }
   void ScheduleSweep();
 };
 
-// One status stream, from its start to its end; deletes itself then.
-class WorkerWatch::Stream : public grpc::ClientReadReactor<worker::v1::WorkerStatus> {
+// One stream, from its start to its end; deletes itself then.
+template <typename Message>
+class WorkerWatch::Stream : public grpc::ClientReadReactor<Message> {
  public:
-  Stream(std::shared_ptr<State> state, std::string address)
-      : state_(std::move(state)), address_(std::move(address)) {
-    request_.set_interval_ms(kStatusIntervalMs);
-    stub_ = worker::v1::Cluster::NewStub(state_->channels->of(address_));
-    stub_->async()->WatchStatus(&context_, &request_, this);
+  Stream(std::shared_ptr<State> state, StreamName name)
+      : state_(std::move(state)), name_(std::move(name)) {
+    stub_ = worker::v1::Cluster::NewStub(state_->channels->of(name_.first));
+    status_request_.set_interval_ms(kStatusIntervalMs);
+    Bind(this);
   }
   void Start() {
-    StartRead(&status_);
-    StartCall();
+    this->StartRead(&message_);
+    this->StartCall();
   }
   void Cancel() { context_.TryCancel(); }
 
   void OnReadDone(bool ok) override {
     if (!ok) return;
     answered_ = true;
-    state_->table->OnStatus(address_, status_);
-    StartRead(&status_);
+    state_->OnMessage(name_, message_);
+    this->StartRead(&message_);
   }
   void OnDone(const grpc::Status& status) override {
-    state_->OnEnded(address_, answered_, process::FromGrpcStatus(status));
+    state_->OnEnded(name_, answered_, process::FromGrpcStatus(status));
     delete this;
   }
 
  private:
+  void Bind(grpc::ClientReadReactor<worker::v1::WorkerStatus>* reactor) {
+    stub_->async()->WatchStatus(&context_, &status_request_, reactor);
+  }
+  void Bind(grpc::ClientReadReactor<worker::v1::KvEvents>* reactor) {
+    stub_->async()->WatchKvEvents(&context_, &events_request_, reactor);
+  }
+
   const std::shared_ptr<State> state_;
-  const std::string address_;
+  const StreamName name_;
   std::unique_ptr<worker::v1::Cluster::Stub> stub_;
   grpc::ClientContext context_;
-  worker::v1::WatchStatusRequest request_;
-  worker::v1::WorkerStatus status_;
+  worker::v1::WatchStatusRequest status_request_;
+  worker::v1::WatchKvEventsRequest events_request_;
+  Message message_;
   bool answered_ = false;
 };
 
-void WorkerWatch::State::Open(const std::string& address) {
-  Stream* stream = nullptr;
+void WorkerWatch::State::Open(const StreamName& name) {
+  std::function<void()> start;
   {
     base::MutexLock lock(&mutex);
-    if (stopping) return;
-    stream = new Stream(shared_from_this(), address);
-    streams[address] = stream;
+    if (stopping || !watched.contains(name.first) || open.contains(name)) return;
+    const auto make = [&start](auto* stream) -> std::function<void()> {
+      start = [stream] { stream->Start(); };
+      return [stream] { stream->Cancel(); };
+    };
+    open[name] = name.second ? make(new Stream<worker::v1::KvEvents>(shared_from_this(), name))
+                             : make(new Stream<worker::v1::WorkerStatus>(shared_from_this(), name));
   }
-  stream->Start();
+  start();
 }
 
-void WorkerWatch::State::OnEnded(const std::string& address,
+void WorkerWatch::State::OnEnded(const StreamName& name,
                                  bool ever_answered,
                                  const absl::Status& status) {
-  bool ending = false;
+  bool told = false;
   {
     base::MutexLock lock(&mutex);
-    ending = stopping;
+    told = !stopping && watched.contains(name.first) && !name.second;
   }
-  if (!ending) table->OnDown(address, status);
+  if (told) table->OnDown(name.first, status);
   base::MutexLock lock(&mutex);
-  streams.erase(address);  // from here on the watch, and with it the table, may go away
+  open.erase(name);  // from here on the watch, and with it the table, may go away
   all_ended.NotifyAll();
-  if (stopping) return;
-  absl::Duration& pause = pauses[address];
+  if (stopping || !watched.contains(name.first)) return;
+  absl::Duration& pause = pauses[name];
   pause = ever_answered ? kPauseMin : std::clamp(pause * 2, kPauseMin, kPauseMax);
-  timers->At(clock->Now() + pause, [state = shared_from_this(), address] { state->Open(address); });
+  timers->At(clock->Now() + pause, [state = shared_from_this(), name] { state->Open(name); });
 }
 
 void WorkerWatch::State::ScheduleSweep() {
@@ -113,8 +143,7 @@ void WorkerWatch::State::ScheduleSweep() {
   });
 }
 
-WorkerWatch::WorkerWatch(const std::vector<std::string>& addresses,
-                         const WorkerChannels* channels,
+WorkerWatch::WorkerWatch(WorkerChannels* channels,
                          Timers* timers,
                          const base::Clock* clock,
                          WorkerTable* table)
@@ -123,15 +152,39 @@ WorkerWatch::WorkerWatch(const std::vector<std::string>& addresses,
   state_->timers = timers;
   state_->clock = clock;
   state_->table = table;
-  for (const std::string& address : addresses) state_->Open(address);
   state_->ScheduleSweep();
+}
+
+// Streams of an earlier watch that are still ending open again when they have.
+void WorkerWatch::Watch(WorkerRole role, const std::string& address) {
+  {
+    base::MutexLock lock(&state_->mutex);
+    if (!state_->watched.insert(address).second) return;
+  }
+  state_->table->Add(role, address);
+  state_->Open({address, false});
+  state_->Open({address, true});
+}
+
+void WorkerWatch::Unwatch(const std::string& address) {
+  {
+    base::MutexLock lock(&state_->mutex);
+    if (state_->watched.erase(address) == 0) return;
+    for (const bool events : {false, true}) {
+      const auto found = state_->open.find({address, events});
+      if (found != state_->open.end()) found->second();
+      state_->pauses.erase({address, events});
+    }
+  }
+  state_->table->Remove(address);
+  state_->channels->Forget(address);
 }
 
 WorkerWatch::~WorkerWatch() {
   base::MutexLock lock(&state_->mutex);
   state_->stopping = true;
-  for (const auto& [address, stream] : state_->streams) stream->Cancel();
-  while (!state_->streams.empty()) state_->all_ended.Wait(&state_->mutex);
+  for (const auto& [name, cancel] : state_->open) cancel();
+  while (!state_->open.empty()) state_->all_ended.Wait(&state_->mutex);
 }
 
 }  // namespace baton::router

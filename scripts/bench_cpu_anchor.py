@@ -2,15 +2,17 @@
 """CPU speed of Baton beside llama.cpp, sample by sample in turn, on one random-weight model.
 
 Each Baton sample is bracketed by probes (AMX bf16 and FMA in registers, DRAM read): AMX speed on shared hosts jumps between
-two levels, so only samples with the same label compare. Prints every sample, then medians and ratios, then one JSON line.
+two levels, so only samples with the same label compare. Prints every sample, then medians, ratios and percent of the floor
+(prefill: the peak of AMX, or of FMA where there is none; decode: the DRAM read), then one JSON line.
 
 The rival is the PyPI package llama-cpp-python, built here from source for this machine into .cache/anchor (minutes, once), on
-the same weights as a bf16 GGUF file: its BF16 kernels do not use AMX, and a GCC 12 build of its quantised ones dies of
-SIGILL on AMX machines. --no-rival measures Baton alone.
+the same weights as a GGUF file, with flash attention. Its BF16 kernels do not use AMX; a GCC 12 build of its quantised ones
+dies of SIGILL on AMX machines, so --rival-dtype q8_0 is for others. --no-rival measures Baton alone.
 """
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -19,7 +21,6 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CACHE = os.path.join(ROOT, ".cache")
 TOOLS_PYTHON = os.path.join(CACHE, "tools", "venv", "bin", "python")  # has numpy: make tools
-VENV = os.path.join(CACHE, "anchor", "venv")
 RIVAL = "llama-cpp-python==0.3.36"
 GOAL = {"prefill": 3.0, "decode": 1.3}  # what first light must reach against llama.cpp's bf16
 
@@ -29,7 +30,7 @@ import json, sys, time
 from llama_cpp import Llama
 path, threads, prompt, gen = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 llm = Llama(model_path=path, n_ctx=prompt + gen + 64, n_batch=prompt, n_ubatch=prompt, n_threads=threads,
-            n_threads_batch=threads, verbose=False)
+            n_threads_batch=threads, flash_attn=True, verbose=False)
 state, tokens = 12345, []
 for _ in range(prompt + gen):
     state = (state * 1664525 + 1013904223) & 0xffffffff
@@ -51,29 +52,64 @@ for line in sys.stdin:
 """
 
 
-def prepare_model(preset, gguf_wanted):
-    """The same weights as a Hugging Face directory and, for the rival, as GGUF."""
-    directory = os.path.join(CACHE, "models", f"random-{preset}")
-    gguf = os.path.join(CACHE, "models", f"random-{preset}-bf16.gguf")
+def generate(cache, preset, arguments, path):
+    """Runs the generator into a folder or file that gets its name only when it is whole."""
+    if os.path.exists(path):
+        return
     python = TOOLS_PYTHON if os.path.exists(TOOLS_PYTHON) else sys.executable
-    generator = [python, os.path.join(ROOT, "scripts", "make_random_qwen3.py"), "--preset", preset]
-    if not os.path.exists(os.path.join(directory, "config.json")):
-        subprocess.run(generator + ["--hf", directory], check=True)
-    if gguf_wanted and not os.path.exists(gguf):
-        subprocess.run(generator + ["--gguf", gguf, "--gguf-dtype", "bf16"], check=True)
+    unfinished = path + ".unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    print(f"making {os.path.relpath(path, cache)}", flush=True)
+    subprocess.run([python, os.path.join(ROOT, "scripts", "make_random_qwen3.py"), "--preset", preset]
+                   + [unfinished if argument is None else argument for argument in arguments], check=True)
+    os.rename(unfinished, path)
+
+
+def prepare_model(cache, preset, rival_dtype):
+    """The same weights as a Hugging Face directory and, for the rival, as GGUF."""
+    os.makedirs(os.path.join(cache, "anchor"), exist_ok=True)
+    directory = os.path.join(cache, "anchor", preset)
+    gguf = os.path.join(cache, "anchor", f"{preset}-{rival_dtype}.gguf")
+    generate(cache, preset, ["--hf", None], directory)
+    if rival_dtype:
+        generate(cache, preset, ["--gguf", None, "--gguf-dtype", rival_dtype], gguf)
     return directory, gguf
 
 
-def prepare_rival():
-    python = os.path.join(VENV, "bin", "python")
+def prepare_rival(cache):
+    venv = os.path.join(cache, "anchor", "venv")
+    python = os.path.join(venv, "bin", "python")
     if not os.path.exists(python):
-        subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
+        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     if subprocess.run([python, "-c", "import llama_cpp"], capture_output=True).returncode != 0:
         print(f"building {RIVAL} for this machine (minutes)", flush=True)
         environment = dict(os.environ, CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF")
         subprocess.run([python, "-m", "pip", "install", "-q", "--no-binary", "llama-cpp-python", RIVAL],
                        check=True, env=environment)
     return python
+
+
+def work(directory, options):
+    """FLOP of one prefill and bytes that one decoded token reads: linear layers, head, attention, KV cache in FP8."""
+    with open(os.path.join(directory, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    layers, hidden, dim = config["num_hidden_layers"], config["hidden_size"], config["head_dim"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    linear = layers * hidden * (dim * (2 * heads + 2 * kv_heads) + 3 * config["intermediate_size"])
+    head = hidden * config["vocab_size"]
+    flop = 2 * (linear * options.prompt + head) + 2 * layers * heads * dim * options.prompt ** 2
+    weight_bytes = {"f32": 4, "bf16": 2, "int8": 1, "q4": 0.75}.get(options.weights, 2)  # q4: f32 scale and minimum per 32
+    context = options.prompt + options.gen / 2
+    return flop, (linear + head) * weight_bytes + 2 * layers * kv_heads * dim * context
+
+
+def percent_of_floor(test, sample, flop, read_bytes, threads):
+    """Of the probes taken around this very sample."""
+    if test == "decode":
+        return 100 * sample["tokens_per_second"] * read_bytes / (statistics.mean(sample["read_gb_per_second"]) * 1e9)
+    amx = statistics.mean(sample["amx_tflops"]) * 1e12
+    peak = amx if amx > 0 else statistics.mean(sample["fma_gflops"]) * 1e9
+    return 100 * flop / sample["seconds"] / (peak * threads)
 
 
 class Runner:
@@ -127,15 +163,17 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--weights", default="bf16", help="auto, f32, bf16, int8 or q4")
     parser.add_argument("--isa", default="auto", help="auto, avx2, avx512 or amx")
+    parser.add_argument("--rival-dtype", default="bf16", help="of the GGUF file: bf16, q8_0 or q4_0")
     parser.add_argument("--no-rival", action="store_true", help="measure Baton alone")
+    parser.add_argument("--cache", default=CACHE, help="folder for the models and the rival")
     options = parser.parse_args()
 
-    directory, gguf = prepare_model(options.preset, not options.no_rival)
+    directory, gguf = prepare_model(options.cache, options.preset, "" if options.no_rival else options.rival_dtype)
     bench = os.path.join(os.path.abspath(options.build), "bench", "cpu_anchor_bench")
     runners = {"baton": Runner([bench, directory, f"threads={options.threads}", f"prompt={options.prompt}",
                                 f"gen={options.gen}", f"weights={options.weights}", f"isa={options.isa}"])}
     if not options.no_rival:
-        runners["llama.cpp"] = Runner([prepare_rival(), "-c", RIVAL_PROGRAM, gguf, str(options.threads),
+        runners["llama.cpp"] = Runner([prepare_rival(options.cache), "-c", RIVAL_PROGRAM, gguf, str(options.threads),
                                        str(options.prompt), str(options.gen)])
     print(f"baton: {runners['baton'].device}, weights {options.weights}; {options.prompt} prompt tokens, {options.gen} decoded")
 
@@ -153,15 +191,19 @@ def main():
         runner.close()
 
     result = {"preset": options.preset, "weights": options.weights, "device": runners["baton"].device}
+    flop, read_bytes = work(directory, options)
     for test, goal in GOAL.items():
         ours = statistics.median(s["tokens_per_second"] for s in samples["baton"][test])
         result[f"baton_{test}"] = round(ours, 2)
-        line = f"{test}: baton {ours:.2f} tokens/s"
+        percent = statistics.median(percent_of_floor(test, s, flop, read_bytes, options.threads) for s in samples["baton"][test])
+        result[f"floor_percent_{test}"] = round(percent, 1)
+        line = f"{test}: baton {ours:.2f} tokens/s, {percent:.0f} % of the floor"
         if "llama.cpp" in samples:
             theirs = statistics.median(s["tokens_per_second"] for s in samples["llama.cpp"][test])
             result[f"llama_{test}"] = round(theirs, 2)
             result[f"ratio_{test}"] = round(ours / theirs, 3)
-            line += f", llama.cpp bf16 {theirs:.2f}, ratio {ours / theirs:.2f} (goal {goal})"
+            line += f", llama.cpp {options.rival_dtype} {theirs:.2f}, ratio {ours / theirs:.2f}"
+            line += f" (goal on AMX against bf16: {goal})"
         print(line)
     print(json.dumps(result))
 

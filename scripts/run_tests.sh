@@ -40,6 +40,7 @@ suite() {
 suite ctest ctest --test-dir "$build" -LE long --output-on-failure -j2 --output-junit "$report/ctest.xml"
 suite tidy "$python" -m pytest -q tests/tidy --junitxml="$report/tidy.xml"
 BATON_BUILD_DIR="$PWD/$build" suite e2e "$python" -m pytest -q -m "not slow" tests/e2e --junitxml="$report/e2e.xml"
+BATON_BUILD_DIR="$PWD/$build" suite deploy "$python" -m pytest -q -m "not slow" tests/deploy --junitxml="$report/deploy.xml"
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -15,10 +15,10 @@
 
 namespace baton::worker {
 
-// Most commands that one call can have in the queue at a time: open, ticket, cancel, peer found,
-// transfer ended or landed, quiesced, and the loop's own. With a bounded number of calls the queue
-// cannot be full.
-inline constexpr int kCommandsPerCall = 8;
+// Most commands that one call can have in the queue at a time: open, ticket, cancel, and of each of
+// its two hand-overs peer found, transfer ended or landed, quiesced; and the loop's own. With a
+// bounded number of calls the queue cannot be full.
+inline constexpr int kCommandsPerCall = 12;
 
 // Post is thread-safe; the rest is for the engine thread.
 class CommandQueue {

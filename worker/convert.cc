@@ -22,6 +22,7 @@ runtime::SamplingParams ParamsFromProto(const v1::Sampling& sampling) {
   params.max_tokens = sampling.max_tokens();
   params.logprobs = sampling.logprobs();
   params.n = sampling.n();
+  params.first_choice = sampling.first_choice();
   return params;
 }
 
@@ -34,6 +35,7 @@ absl::StatusOr<runtime::EngineRequest> RequestFromProto(const v1::RequestSpec& s
   request.prompt_ids.assign(spec.prompt_ids().begin(), spec.prompt_ids().end());
   request.params = ParamsFromProto(spec.sampling());
   request.cache_salt = spec.cache_salt();
+  request.priority = spec.priority();
   request.resumed_tokens =
       static_cast<int>(std::min<uint32_t>(spec.resumed_tokens(), spec.prompt_ids_size()));
   BATON_RETURN_IF_ERROR(runtime::ValidateRequest(request, limits));

@@ -39,6 +39,22 @@ std::string RopeName(const model::ModelConfig& config) {
                       rope.beta_slow, " truncate=", rope.truncate);
 }
 
+// Blocks 0.. are written and then forgotten: no sequence has them yet.
+absl::Status WarmUp(runtime::ModelRunner* runner, int chunk_tokens) {
+  const int tokens = std::min(
+      {chunk_tokens, runner->max_model_len(), runner->layout().num_blocks * kv::kBlockTokens});
+  const std::vector<uint32_t> ids(tokens, 0);
+  std::vector<kv::BlockId> blocks(kv::BlocksFor(tokens));
+  std::iota(blocks.begin(), blocks.end(), 0);
+  const int last_row = tokens - 1;
+  const runtime::StepSequence part{ids, 0, blocks, absl::MakeConstSpan(&last_row, 1)};
+  absl::Span<float> logits;
+  runtime::StepTimings timings;
+  return runner->Step(absl::MakeConstSpan(&part, 1), nullptr, &logits, &timings);
+}
+
+}  // namespace
+
 v1::LayoutFingerprint FingerprintOf(const runtime::ModelRunner& runner,
                                     const text::Tokenizer& tokenizer) {
   const kv::KvLayout& layout = runner.layout();
@@ -59,22 +75,6 @@ v1::LayoutFingerprint FingerprintOf(const runtime::ModelRunner& runner,
   return fingerprint;
 }
 
-// Blocks 0.. are written and then forgotten: no sequence has them yet.
-absl::Status WarmUp(runtime::ModelRunner* runner, int chunk_tokens) {
-  const int tokens = std::min(
-      {chunk_tokens, runner->max_model_len(), runner->layout().num_blocks * kv::kBlockTokens});
-  const std::vector<uint32_t> ids(tokens, 0);
-  std::vector<kv::BlockId> blocks(kv::BlocksFor(tokens));
-  std::iota(blocks.begin(), blocks.end(), 0);
-  const int last_row = tokens - 1;
-  const runtime::StepSequence part{ids, 0, blocks, absl::MakeConstSpan(&last_row, 1)};
-  absl::Span<float> logits;
-  runtime::StepTimings timings;
-  return runner->Step(absl::MakeConstSpan(&part, 1), nullptr, &logits, &timings);
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<text::Tokenizer>> LoadTokenizer(const runtime::ModelRunner& runner) {
   const model::Checkpoint& checkpoint = runner.checkpoint();
   if (checkpoint.gguf() != nullptr) return text::Tokenizer::LoadGguf(*checkpoint.gguf());
@@ -88,6 +88,7 @@ absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
   if (options.test_load_delay > absl::ZeroDuration()) absl::SleepFor(options.test_load_delay);
   runtime::ModelRunnerOptions runner_options;
   runner_options.model_path = options.model;
+  runner_options.verify_weights = options.verify_weights;
   runner_options.backend = options.device == "auto" ? "cpu" : options.device;
   runner_options.weight_dtype = options.weight_dtype;
   runner_options.kv_dtype = options.kv_dtype;
@@ -112,6 +113,34 @@ absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
   BATON_LOG(Info, "engine ready", LogField("incarnation", IncarnationName(host.incarnation)),
             " seconds=", absl::ToDoubleSeconds(absl::Now() - start));
   return host;
+}
+
+absl::StatusOr<std::unique_ptr<runtime::ModelRunner>> LoadDraftRunner(
+    const DraftRunnerOptions& draft,
+    const std::string& path,
+    const WorkerOptions& options,
+    const EngineHost& target) {
+  runtime::ModelRunnerOptions runner_options;
+  runner_options.model_path = path;
+  runner_options.backend = options.device == "auto" ? "cpu" : options.device;
+  runner_options.kv_dtype = options.kv_dtype;
+  runner_options.max_step_tokens = draft.step_tokens;
+  runner_options.max_logit_rows = draft.max_logit_rows;
+  runner_options.num_blocks = draft.num_blocks;
+  runner_options.shared_kv = true;
+  runner_options.backend_options.num_threads = options.threads;
+  runner_options.backend_options.isa = options.cpu_isa;
+  BATON_ASSIGN_OR_RETURN(std::unique_ptr<runtime::ModelRunner> runner,
+                         runtime::ModelRunner::Create(runner_options));
+  if (runner->config().vocab != target.runner->config().vocab) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--draft-model: vocab=", runner->config().vocab,
+                     " target_vocab=", target.runner->config().vocab));
+  }
+  BATON_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer, LoadTokenizer(*runner));
+  if (tokenizer->fingerprint() != target.tokenizer->fingerprint())
+    return absl::InvalidArgumentError("--draft-model: its tokenizer is not the model's");
+  return runner;
 }
 
 std::string IncarnationName(const std::string& incarnation) {

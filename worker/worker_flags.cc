@@ -10,6 +10,12 @@ ABSL_FLAG(std::string,
           model,
           WorkerOptions{}.model,
           "Model to serve: a Hugging Face directory or a GGUF file.");
+ABSL_FLAG(
+    bool,
+    verify_weights,
+    WorkerOptions{}.verify_weights,
+    "Hash every byte of the weights, so that workers pair only when all of them are equal, not "
+    "only samples of them. The same on every worker; reads the whole model at start.");
 ABSL_FLAG(std::string,
           served_model_name,
           WorkerOptions{}.served_model_name,
@@ -22,10 +28,19 @@ ABSL_FLAG(int32_t,
           http_port,
           WorkerOptions{}.http_port,
           "Port of /metrics and /health; 0: any free one, -1: none.");
+ABSL_FLAG(int32_t,
+          health_port,
+          WorkerOptions{}.health_port,
+          "Port for grpc.health.v1 alone, as probes want it; 0: any free one, -1: none.");
+ABSL_FLAG(std::string,
+          metrics_compat,
+          WorkerOptions{}.metrics_compat,
+          "none, or vllm: /metrics carries the names of vLLM's metrics beside ours.");
 ABSL_FLAG(std::string,
           port_file,
           WorkerOptions{}.port_file,
-          "File that gets {\"grpc\":PORT,\"http\":PORT} when both are open; empty: none.");
+          "File that gets {\"grpc\":PORT,\"http\":PORT,\"health\":PORT} when all are open; empty: "
+          "none.");
 ABSL_FLAG(bool, reflection, WorkerOptions{}.reflection, "Serve gRPC reflection.");
 ABSL_FLAG(bool, channelz, WorkerOptions{}.channelz, "Serve gRPC channelz.");
 ABSL_FLAG(absl::Duration,
@@ -89,9 +104,12 @@ namespace baton::worker {
 WorkerOptions WorkerOptionsFromFlags() {
   WorkerOptions options;
   options.model = absl::GetFlag(FLAGS_model);
+  options.verify_weights = absl::GetFlag(FLAGS_verify_weights);
   options.served_model_name = absl::GetFlag(FLAGS_served_model_name);
   options.listen = absl::GetFlag(FLAGS_listen);
   options.http_port = absl::GetFlag(FLAGS_http_port);
+  options.health_port = absl::GetFlag(FLAGS_health_port);
+  options.metrics_compat = absl::GetFlag(FLAGS_metrics_compat);
   options.port_file = absl::GetFlag(FLAGS_port_file);
   options.reflection = absl::GetFlag(FLAGS_reflection);
   options.channelz = absl::GetFlag(FLAGS_channelz);

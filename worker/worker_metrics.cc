@@ -1,6 +1,7 @@
 #include "worker/worker_metrics.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -34,6 +35,7 @@ WorkerMetrics::WorkerMetrics(base::Metrics* metrics)
       generation_tokens(metrics->counter(CounterId::kGenerationTokens)),
       cache_queries(metrics->counter(CounterId::kPrefixCacheQueries)),
       cache_hits(metrics->counter(CounterId::kPrefixCacheHits)),
+      cache_evictions(metrics->counter(CounterId::kPrefixCacheEvictions)),
       preemptions(metrics->counter(CounterId::kPreemptions)),
       nan_logits(metrics->counter(CounterId::kNanLogits)),
       inter_token_latency(metrics->histogram(HistogramId::kInterTokenLatency)),
@@ -46,6 +48,8 @@ WorkerMetrics::WorkerMetrics(base::Metrics* metrics)
       finished_length_(metrics->counter(CounterId::kRequestsFinished, "length")),
       finished_abort_(metrics->counter(CounterId::kRequestsFinished, "abort")),
       finished_error_(metrics->counter(CounterId::kRequestsFinished, "error")),
+      saturated_{metrics->counter(CounterId::kKvFp8Saturated, "k"),
+                 metrics->counter(CounterId::kKvFp8Saturated, "v")},
       e2e_(metrics->histogram(HistogramId::kE2eRequestLatency)),
       queue_(metrics->histogram(HistogramId::kRequestQueueTime)),
       prefill_(metrics->histogram(HistogramId::kRequestPrefillTime)),
@@ -81,6 +85,9 @@ WorkerMetrics::WorkerMetrics(base::Metrics* metrics)
     quarantine = metrics->histogram(HistogramId::kKvQuarantine);
     exposed = metrics->histogram(HistogramId::kKvTransferExposed);
     reservations_expired = metrics->counter(CounterId::kKvReservationExpired);
+    draft_prompt_computed = metrics->counter(CounterId::kSpecDecodeDraftPromptTokens, "computed");
+    draft_prompt_transferred =
+        metrics->counter(CounterId::kSpecDecodeDraftPromptTokens, "transferred");
     drafts_ = metrics->counter(CounterId::kSpecDecodeDrafts);
     draft_tokens_ = metrics->counter(CounterId::kSpecDecodeDraftTokens);
     accepted_tokens_ = metrics->counter(CounterId::kSpecDecodeAcceptedTokens);
@@ -168,6 +175,14 @@ void WorkerMetrics::SetLoad(const v1::WorkerLoad& load,
   quarantined_.Set(load.kv_blocks_quarantined());
   const double unused = static_cast<double>(load.kv_blocks_free()) + load.kv_blocks_cached();
   usage_.Set(load.kv_blocks_total() == 0 ? 0 : 1 - unused / load.kv_blocks_total());
+}
+
+void WorkerMetrics::CountSaturated(const std::array<uint64_t, 2>& total,
+                                   std::array<uint64_t, 2>* counted) const {
+  for (size_t side = 0; side < total.size(); ++side) {
+    saturated_[side].Increment(
+        static_cast<double>(total[side] - std::exchange((*counted)[side], total[side])));
+  }
 }
 
 void WorkerMetrics::SetTransfers(int prealloc, int inflight, int waiting_prefill) const {

@@ -54,11 +54,13 @@ class WorkerMetrics {
                uint32_t waiting_capacity,
                uint32_t waiting_blocks,
                uint32_t waiting_transfer) const;
+  // `total` as in ModelRunner::saturated_samples; `counted` is what was counted of it before.
+  void CountSaturated(const std::array<uint64_t, 2>& total, std::array<uint64_t, 2>* counted) const;
   void SetTransfers(int prealloc, int inflight, int waiting_prefill) const;
 
   base::Counter prompt_computed, prompt_cached, prompt_transferred;
   base::Counter generation_tokens;
-  base::Counter cache_queries, cache_hits;
+  base::Counter cache_queries, cache_hits, cache_evictions;
   base::Counter preemptions;
   base::Counter nan_logits;
   base::Histogram inter_token_latency;
@@ -71,6 +73,7 @@ class WorkerMetrics {
   // Decode only.
   base::Histogram quarantine, exposed;
   base::Counter reservations_expired;
+  base::Counter draft_prompt_computed, draft_prompt_transferred;
 
  private:
   base::Metrics* metrics_ = nullptr;
@@ -78,6 +81,7 @@ class WorkerMetrics {
   std::vector<base::Counter> accepted_per_pos_;  // decode only
   base::Histogram accept_length_;
   base::Counter finished_stop_, finished_length_, finished_abort_, finished_error_;
+  std::array<base::Counter, 2> saturated_;  // K, V
   base::Histogram e2e_, queue_, prefill_, decode_, inference_, per_token_;
   base::Histogram prompt_tokens_, generated_tokens_, max_tokens_;
   base::Histogram iteration_tokens_;

@@ -42,6 +42,7 @@ absl::Status ValidateOptions(const WorkerOptions& options) {
   BATON_RETURN_IF_ERROR(OneOf("kv-transport", options.kv_transport, {"auto", "shm", "tcp"}));
   BATON_RETURN_IF_ERROR(
       OneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
+  BATON_RETURN_IF_ERROR(OneOf("metrics-compat", options.metrics_compat, {"none", "vllm"}));
   BATON_RETURN_IF_ERROR(AtLeast("num-blocks", options.num_blocks, 0));
   BATON_RETURN_IF_ERROR(AtLeast("kv-cache-bytes", options.kv_cache_bytes, 1));
   BATON_RETURN_IF_ERROR(AtLeast("max-model-len", options.max_model_len, 0));
@@ -66,6 +67,8 @@ process::ServerOptions ServerOptionsOf(const WorkerOptions& options) {
   process::ServerOptions server;
   server.listen = options.listen;
   server.http_port = options.http_port;
+  server.health_port = options.health_port;
+  server.metrics_compat = options.metrics_compat;
   server.port_file = options.port_file;
   server.reflection = options.reflection;
   server.channelz = options.channelz;

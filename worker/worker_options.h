@@ -13,9 +13,12 @@ namespace baton::worker {
 
 struct WorkerOptions {
   std::string model;              // Hugging Face directory or GGUF file
+  bool verify_weights = false;    // peers compare all of the weights, not samples of them
   std::string served_model_name;  // empty: the last part of the path
   std::string listen = "127.0.0.1:0";
-  int http_port = 0;  // /metrics; 0: any free one, -1: none
+  int http_port = 0;                    // /metrics; 0: any free one, -1: none
+  int health_port = -1;                 // grpc.health.v1 alone; 0: any free one, -1: none
+  std::string metrics_compat = "none";  // none, vllm
   std::string port_file;
   bool reflection = true;
   bool channelz = false;

@@ -57,6 +57,8 @@ absl::Status Serve(const WorkerOptions& options, WorkerRole* role) {
     server->Stop();
     return started;
   }
+  publisher.SetKvEvents(
+      [role](uint64_t* cursor, v1::KvEvents* out) { return role->kv_events().Read(cursor, out); });
   status.SetLoadTime(absl::Now() - start);
   status.SetState(v1::WORKER_STATE_READY);
   server->SetReady(true);

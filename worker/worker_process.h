@@ -13,6 +13,7 @@
 #include "engine/process/server_process.h"
 #include "engine/process/status_publisher.h"
 #include "worker/engine_host.h"
+#include "worker/kv_event_log.h"
 #include "worker/worker_options.h"
 #include "worker/worker_status.h"
 
@@ -37,6 +38,8 @@ class WorkerRole {
                                    base::Metrics* metrics,
                                    StatusSource* status,
                                    std::function<void()> changed) = 0;
+  // Changes of the engine's prefix cache, from StartEngine on.
+  virtual const KvEventLog& kv_events() const = 0;
   // Nothing is in flight.
   virtual bool idle() const = 0;
   // Ends what is left and joins the engine thread.

@@ -72,10 +72,17 @@ absl::StatusOr<Buffer> Buffer::MapShared(int fd, size_t size) {
   return Buffer(*data, size, own_fd);
 }
 
+Buffer Buffer::Adopt(uint8_t* data, size_t size, std::function<void()> release) {
+  Buffer buffer(data, size, -1);
+  buffer.release_ = std::move(release);
+  return buffer;
+}
+
 Buffer::Buffer(Buffer&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
-      fd_(std::exchange(other.fd_, -1)) {}
+      fd_(std::exchange(other.fd_, -1)),
+      release_(std::exchange(other.release_, nullptr)) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this == &other) return *this;
@@ -83,12 +90,17 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   data_ = std::exchange(other.data_, nullptr);
   size_ = std::exchange(other.size_, 0);
   fd_ = std::exchange(other.fd_, -1);
+  release_ = std::exchange(other.release_, nullptr);
   return *this;
 }
 
 Buffer::~Buffer() { Release(); }
 
 void Buffer::Release() {
+  if (release_ != nullptr) {
+    std::exchange(release_, nullptr)();
+    return;
+  }
   if (data_ != nullptr) munmap(data_, size_);
   if (fd_ >= 0) close(fd_);
 }

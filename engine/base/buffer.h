@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "absl/status/statusor.h"
@@ -26,6 +27,10 @@ class Buffer {
   // or not sealed against shrinking.
   static absl::StatusOr<Buffer> MapShared(int fd, size_t size);
 
+  // Memory that came from elsewhere, for example a device's, which the host must not touch.
+  // `release` gives it back.
+  static Buffer Adopt(uint8_t* data, size_t size, std::function<void()> release);
+
   Buffer() = default;
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
@@ -44,6 +49,7 @@ class Buffer {
   uint8_t* data_ = nullptr;
   size_t size_ = 0;
   int fd_ = -1;
+  std::function<void()> release_;  // of adopted memory
 };
 
 }  // namespace baton::base

@@ -172,6 +172,13 @@ class CommandLine {
 
 }  // namespace
 
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ReadConfigFile(
+    const std::string& path) {
+  BATON_ASSIGN_OR_RETURN(auto entries, ReadYaml(path));
+  for (auto& [key, value] : entries) key = ToName(key);
+  return entries;
+}
+
 absl::StatusOr<ParsedFlags> ParseFlags(int argc,
                                        const char* const* argv,
                                        const std::vector<std::string>& sources) {

@@ -7,6 +7,7 @@
 //   --config FILE with a line  kv-dtype: fp8
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -26,6 +27,11 @@ struct ParsedFlags {
 absl::StatusOr<ParsedFlags> ParseFlags(int argc,
                                        const char* const* argv,
                                        const std::vector<std::string>& sources);
+
+// The entries of a --config file, keys with underscores, values as text. Errors: INVALID_ARGUMENT
+// with the file.
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ReadConfigFile(
+    const std::string& path);
 
 // For --help: every flag with its text and default.
 std::string FlagsHelp(absl::string_view usage, const std::vector<std::string>& sources);

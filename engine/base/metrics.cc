@@ -11,9 +11,10 @@
 #include "prometheus/gauge.h"
 #include "prometheus/histogram.h"
 #include "prometheus/registry.h"
-#include "prometheus/text_serializer.h"
 
 #include "engine/base/log.h"
+#include "engine/base/metrics_compat.h"
+#include "engine/base/metrics_text.h"
 #include "engine/base/process_stats.h"
 
 namespace baton::base {
@@ -39,6 +40,12 @@ const Buckets& ItlBuckets() {
   static const auto* const kBuckets = new Buckets{
       .0005, .001, .002, .003, .004, .005, .006, .008, .01, .0125, .015, .02, .025, .03, .04, .05,
       .075,  .1,   .15,  .2,   .3,   .4,   .5,   .75,  1,   2.5,   5,    7.5, 10,   20,  40,  80};
+  return *kBuckets;
+}
+const Buckets& OverheadBuckets() {
+  static const auto* const kBuckets =
+      new Buckets{1e-5,  2e-5,  3e-5,   5e-5, .000075, .0001, .00015, .0002,
+                  .0003, .0005, .00075, .001, .002,    .005,  .01,    .05};
   return *kBuckets;
 }
 const Buckets& PhaseBuckets() {
@@ -84,6 +91,7 @@ struct MetricDef {
   const Buckets& (*buckets)();
 };
 
+constexpr auto kOverhead = &OverheadBuckets;
 constexpr auto kTtft = &TtftBuckets;
 constexpr auto kItl = &ItlBuckets;
 constexpr auto kPhase = &PhaseBuckets;
@@ -228,6 +236,8 @@ double Histogram::sum() const {
 
 struct Metrics::Impl {
   Role role;
+  std::string model_name;
+  bool vllm_aliases = false;
   prometheus::Registry registry;
   std::vector<Family<prometheus::Counter>> counters;
   std::vector<Family<prometheus::Gauge>> gauges;
@@ -237,6 +247,7 @@ struct Metrics::Impl {
 std::unique_ptr<Metrics> Metrics::Create(Role role, absl::string_view model_name) {
   auto impl = std::make_unique<Impl>();
   impl->role = role;
+  impl->model_name = std::string(model_name);
   const prometheus::Labels constant = {{"model_name", std::string(model_name)},
                                        {"role", std::string(RoleName(role))}};
   impl->counters = MakeFamilies<prometheus::Counter>(kCounters, role, constant, &impl->registry);
@@ -266,11 +277,36 @@ void Metrics::Remove(GaugeId id, absl::Span<const absl::string_view> labels) {
 
 Role Metrics::role() const { return impl_->role; }
 
+void Metrics::EnableVllmAliases() { impl_->vllm_aliases = true; }
+
 std::string Metrics::Scrape() const {
   std::vector<prometheus::MetricFamily> families = impl_->registry.Collect();
   for (prometheus::MetricFamily& family : CollectProcessStats())
     families.push_back(std::move(family));
-  return prometheus::TextSerializer().Serialize(families);
+  if (impl_->vllm_aliases) {
+    for (prometheus::MetricFamily& family : VllmAliases(families, impl_->model_name))
+      families.push_back(std::move(family));
+  }
+  return MetricsText(families);
+}
+
+std::string Metrics::ScrapeLite() const {
+  static constexpr GaugeId kIds[] = {GaugeId::kRequestsRunning,        GaugeId::kRequestsWaiting,
+                                     GaugeId::kKvCacheUsageRatio,      GaugeId::kKvCacheInfo,
+                                     GaugeId::kRouterRequestsInFlight, GaugeId::kRouterQueueDepth,
+                                     GaugeId::kRouterWorkers};
+  std::vector<prometheus::MetricFamily> families;
+  for (const GaugeId id : kIds) {
+    const auto* const family = impl_->gauges[static_cast<size_t>(id)].family;
+    if (family == nullptr) continue;
+    for (prometheus::MetricFamily& collected : family->Collect())
+      families.push_back(std::move(collected));
+  }
+  if (impl_->vllm_aliases) {
+    for (prometheus::MetricFamily& family : VllmAliases(families, impl_->model_name))
+      families.push_back(std::move(family));
+  }
+  return MetricsText(families);
 }
 
 }  // namespace baton::base

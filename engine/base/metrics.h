@@ -103,8 +103,14 @@ class Metrics {
   void Remove(GaugeId id, absl::Span<const absl::string_view> labels);
 
   Role role() const;
+  // Scrapes carry vLLM's names beside ours from now on (metrics_compat.h). Call it before the first
+  // scrape.
+  void EnableVllmAliases();
   // Everything in the text format 0.0.4.
   std::string Scrape() const;
+  // Only what endpoint pickers ask for many times a second: running, waiting, KV use and shape; of
+  // a router, its load and its workers.
+  std::string ScrapeLite() const;
 
  private:
   struct Impl;

@@ -24,6 +24,8 @@
     "Prompt tokens looked up in the prefix cache.")                                               \
   X(PrefixCacheHits, "baton_prefix_cache_hits_total", kWorkers, "",                               \
     "Prompt tokens found in the prefix cache.")                                                   \
+  X(PrefixCacheEvictions, "baton_prefix_cache_evictions_total", kWorkers, "",                     \
+    "Blocks that left the prefix cache to make room.")                                            \
   X(Preemptions, "baton_preemptions_total", kWorkers, "",                                         \
     "Sequences put back for want of KV blocks.")                                                  \
   X(NanLogits, "baton_nan_logits_total", kWorkers, "",                                            \
@@ -40,6 +42,9 @@
   X(SpecDecodeAcceptedTokensPerPos, "baton_spec_decode_accepted_tokens_per_pos_total", kDecode,   \
     "position",                                                                                   \
     "Accepted draft tokens by their place in the row of drafts, from 0.")                         \
+  X(SpecDecodeDraftPromptTokens, "baton_spec_decode_draft_prompt_tokens_total", kDecode,          \
+    "source=computed|transferred",                                                                \
+    "Tokens in the draft model's cache that it did not draft, by where their KV came from.")      \
   /* Hand-over. */                                                                                \
   X(KvTransferUnitsSkipped, "baton_kv_transfer_units_skipped_total", kPrefill, "reason=prefix",   \
     "Blocks that were not sent because the decode worker held them.")                             \
@@ -59,8 +64,13 @@
     "reason=exhausted|unavailable|data_loss",                                                     \
     "Further attempts at a request, by what ended the attempt before.")                           \
   X(RouterRejected, "baton_router_rejected_total", kRouter,                                       \
-    "reason=invalid|queue_full|deadline|draining|no_worker|unknown_model",                        \
-    "Requests that were never dispatched, by reason.")                                            \
+    "reason=invalid|queue_full|late|deadline|draining|no_worker|unknown_model",                   \
+    "Requests that were never dispatched, by reason; late: a first token that was predicted to "  \
+    "come too late.")                                                                             \
+  X(RouterSloMet, "baton_router_slo_met_total", kRouter, "slo=ttft|tpot",                         \
+    "Finished requests that met the objective.")                                                  \
+  X(RouterSloMissed, "baton_router_slo_missed_total", kRouter, "slo=ttft|tpot",                   \
+    "Finished requests that missed the objective.")                                               \
   /* gRPC server, the names of the go-grpc-prometheus family, so that known dashboards work. */   \
   X(GrpcServerStarted, "grpc_server_started_total", kAll, "grpc_type grpc_service grpc_method",   \
     "RPCs started on the server.")                                                                \
@@ -104,11 +114,16 @@
     "Speed of the probe copy made when the peers met.")                                           \
   X(RouterRequestsInFlight, "baton_router_requests_in_flight", kRouter, "",                       \
     "Generate calls received and not ended.")                                                     \
-  X(RouterQueueDepth, "baton_router_queue_depth", kRouter, "priority=normal",                     \
-    "Requests that wait for a place.")                                                            \
+  X(RouterQueueDepth, "baton_router_queue_depth", kRouter,                                        \
+    "priority=high|normal|low",                                                                   \
+    "Requests that wait for room on workers.")                                                    \
   X(RouterWorkers, "baton_router_workers", kRouter,                                               \
-    "worker_role=prefill|decode state=ready|loading|draining|down",                               \
-    "Workers by state.")
+    "worker_role=prefill|decode state=ready|suspect|loading|draining|down",                       \
+    "Workers by state; suspect: connected, but silent.")                                          \
+  X(RouterWorkerBreakerState, "baton_router_worker_breaker_state", kRouter, "worker",             \
+    "0 closed, 1 half-open, 2 open: how far requests are kept away from a worker that failed.")   \
+  X(RouterPrefixHitRatio, "baton_router_prefix_hit_ratio", kRouter, "",                           \
+    "Share of all prompts' full blocks that the chosen worker was known to hold, since the start.")
 
 #define BATON_HISTOGRAMS(X)                                                                       \
   /* Requests inside a worker. */                                                                 \
@@ -141,7 +156,7 @@
     kItl,                                                                                         \
     "Duration of one step.")                                                                      \
   X(StepGap, "baton_step_gap_seconds", kWorkers, "", kTransferSeconds,                            \
-    "Between two steps with work: planning, drawing tokens, sending.")                            \
+    "Between two steps with work: planning, drafting, drawing, sending.")                            \
   X(SpecDecodeAcceptLength, "baton_spec_decode_accept_length", kDecode, "", kAcceptLength,        \
     "Tokens that a step with drafts has given one sequence: the accepted ones and one more.")     \
   X(KvAppend, "baton_kv_append_seconds", kWorkers, "", kItl,                                      \
@@ -182,6 +197,13 @@
     kTtft,                                                                                        \
     "Parts of the time to first token; handover and first_decode follow it. prefill_* and "       \
     "append are parts of prefill.")                                                               \
+  X(RouterTtftPredictionError, "baton_router_ttft_prediction_error_seconds", kRouter, "", kTtft,  \
+    "Distance between the predicted and the measured time from dispatch to first token.")         \
+  X(RouterOverhead, "baton_router_overhead_seconds", kRouter, "stage=dispatch|forward|total",     \
+    kOverhead,                                                                                    \
+    "The router's own time. dispatch: from reception until the workers were called, without the " \
+    "wait for room. forward: from a message of a worker until it was given to the client's "      \
+    "stream. total: dispatch and the mean forward of one request.")                               \
   X(RouterDecisionDuration, "baton_router_decision_duration_seconds", kRouter, "", kItl,          \
     "Time to choose workers.")                                                                    \
   X(RouterTokenize, "baton_router_tokenize_seconds", kRouter, "", kItl,                           \

@@ -93,6 +93,7 @@ void PrefixCache::Add(absl::Span<const uint32_t> block_tokens,
   entry.unused_since = 0;
   by_hash_[hash] = block;
   ++num_entries_;
+  if (listener_) listener_(hash, /*stored=*/true);
   if (parent == kNone) return;
 
   Entry& above = entries_[parent];
@@ -123,6 +124,7 @@ void PrefixCache::Remove(BlockId block) {
   }
   entry.present = false;
   --num_entries_;
+  if (listener_) listener_(entry.hash, /*stored=*/false);
   pool_->Unhold(block);
 }
 
@@ -157,11 +159,13 @@ void PrefixCache::OnUnused(BlockId block) {
 }
 
 void PrefixCache::Evict() {
+  const int before = num_entries_;
   if (!unused_leaves_.empty()) {
     Remove(unused_leaves_.begin()->second);
   } else if (!unused_inner_.empty()) {
     RemoveWithDescendants(unused_inner_.begin()->second);
   }
+  evictions_ += static_cast<uint64_t>(before - num_entries_);
 }
 
 bool PrefixCache::Holds(BlockId block) const { return entries_[block].present; }

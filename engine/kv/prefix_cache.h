@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -30,6 +31,9 @@ class PrefixCache : public BlockPool::Holder {
  public:
   // Becomes the holder of `pool`, which outlives it.
   explicit PrefixCache(BlockPool* pool);
+  // Told of every block that becomes findable, or no longer is. Must not call back.
+  using Listener = std::function<void(const BlockHash& hash, bool stored)>;
+  void set_listener(Listener listener) { listener_ = std::move(listener); }
   ~PrefixCache() override;
 
   // The longest run of cached blocks from block 0 that equals the beginning of `tokens`, at most
@@ -58,6 +62,8 @@ class PrefixCache : public BlockPool::Holder {
   // Over all Match calls: tokens asked for and tokens found.
   uint64_t query_tokens() const { return query_tokens_; }
   uint64_t hit_tokens() const { return hit_tokens_; }
+  // Blocks that have left the cache to make room.
+  uint64_t evictions() const { return evictions_; }
 
   // BlockPool::Holder.
   void OnUsed(BlockId block) override;
@@ -106,6 +112,7 @@ class PrefixCache : public BlockPool::Holder {
   }
 
   BlockPool* pool_;
+  Listener listener_;
   std::vector<Entry> entries_;  // by block id
   absl::flat_hash_map<BlockHash, BlockId> by_hash_;
   EvictionOrder unused_leaves_;
@@ -114,6 +121,7 @@ class PrefixCache : public BlockPool::Holder {
   uint64_t ticks_ = 0;
   uint64_t query_tokens_ = 0;
   uint64_t hit_tokens_ = 0;
+  uint64_t evictions_ = 0;
 };
 
 }  // namespace baton::kv

@@ -19,6 +19,12 @@ namespace {
 constexpr int kSamplesPerTensor = 4;
 constexpr size_t kSampleBytes = 256;
 
+std::string Sha256(absl::string_view bytes) {
+  unsigned char digest[SHA256_DIGEST_LENGTH];
+  SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), digest);
+  return absl::BytesToHexString({reinterpret_cast<const char*>(digest), sizeof(digest)});
+}
+
 // Evenly spread over the tensor, first and last bytes included.
 void AppendSamples(const uint8_t* data, size_t size, std::string* out) {
   const size_t length = std::min(kSampleBytes, size);
@@ -105,13 +111,18 @@ base::WeightFormat Checkpoint::main_format() const {
   return best;
 }
 
-void Checkpoint::ComputeFingerprint() {
+void Checkpoint::ComputeFingerprint(bool hash_all_data) {
   std::string text = absl::StrCat("baton model 1\n", Describe(config_), "\n");
-  const auto add = [&text](absl::string_view role, int layer, const Tensor& tensor) {
+  const auto add = [&text, hash_all_data](absl::string_view role, int layer, const Tensor& tensor) {
     if (tensor.data == nullptr) return;
     absl::StrAppend(&text, role, " ", layer, " ", base::NameOf(tensor.format), " ", tensor.rows,
                     " ", tensor.cols, " ", tensor.interleaved_head_dim, "\n");
-    AppendSamples(tensor.data, tensor.rows * tensor.row_bytes, &text);
+    const size_t bytes = tensor.rows * tensor.row_bytes;
+    if (hash_all_data) {
+      absl::StrAppend(&text, Sha256({reinterpret_cast<const char*>(tensor.data), bytes}), "\n");
+    } else {
+      AppendSamples(tensor.data, bytes, &text);
+    }
   };
   for (int role = 0; role < kNumTensorRoles; ++role) {
     const absl::string_view name = NameOf(static_cast<TensorRole>(role));
@@ -124,10 +135,7 @@ void Checkpoint::ComputeFingerprint() {
     for (float scale : scales.k) absl::StrAppend(&text, "k ", scale, "\n");
     for (float scale : scales.v) absl::StrAppend(&text, "v ", scale, "\n");
   }
-  unsigned char digest[SHA256_DIGEST_LENGTH];
-  SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest);
-  fingerprint_ = absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(digest), sizeof(digest)));
+  fingerprint_ = Sha256(text);
 }
 
 }  // namespace baton::model

@@ -67,7 +67,9 @@ class Checkpoint {
   // files and of the config refuse; a tensor that is missing, has another shape than the config
   // says or a dtype that is not supported; a tensor nobody would read, so that it cannot be left
   // out in silence; KV scales for some layers only.
-  static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& path);
+  // `hash_all_data`: the fingerprint covers every byte of the weights, which reads them all.
+  static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& path,
+                                                          bool hash_all_data = false);
   ~Checkpoint();
 
   const ModelConfig& config() const { return config_; }
@@ -99,8 +101,9 @@ class Checkpoint {
   // auto looks at).
   int64_t weight_bytes() const;
   base::WeightFormat main_format() const;
-  // Hex SHA-256 over config, roles, shapes, formats, KV scales and fixed samples of the data. Equal
-  // however the tensors are spread over shards. Workers compare it before they exchange KV blocks.
+  // Hex SHA-256 over config, roles, shapes, formats, KV scales and fixed samples of the data, or
+  // all of it: the two differ. Equal however the tensors are spread over shards. Workers compare it
+  // before they exchange KV blocks.
   const std::string& fingerprint() const { return fingerprint_; }
 
   // For the tokenizer in its metadata; null for a Hugging Face directory.
@@ -122,7 +125,7 @@ class Checkpoint {
   Checkpoint();
   const Tensor& At(TensorRole role, int layer) const;
   const uint8_t* RowData(const Tensor& tensor, int64_t row) const;
-  void ComputeFingerprint();
+  void ComputeFingerprint(bool hash_all_data);
 
   std::string path_;
   ModelConfig config_;

@@ -62,7 +62,8 @@ bool MayBeIgnored(const ModelConfig& config, absl::string_view name) {
 
 class CheckpointBuilder {
  public:
-  explicit CheckpointBuilder(const std::string& path) : checkpoint_(new Checkpoint()) {
+  CheckpointBuilder(const std::string& path, bool hash_all_data)
+      : hash_all_data_(hash_all_data), checkpoint_(new Checkpoint()) {
     checkpoint_->path_ = path;
   }
 
@@ -94,7 +95,7 @@ class CheckpointBuilder {
     }
     BATON_RETURN_IF_ERROR(AddKvScales());
     BATON_RETURN_IF_ERROR(RefuseUnknown());
-    checkpoint_->ComputeFingerprint();
+    checkpoint_->ComputeFingerprint(hash_all_data_);
     return std::move(checkpoint_);
   }
 
@@ -224,16 +225,18 @@ class CheckpointBuilder {
     return absl::OkStatus();
   }
 
+  const bool hash_all_data_;
   std::unique_ptr<Checkpoint> checkpoint_;
   std::set<std::string> used_;
 };
 
-absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path) {
+absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path,
+                                                             bool hash_all_data) {
   struct stat info;
   if (stat(path.c_str(), &info) != 0) {
     return absl::NotFoundError(absl::StrCat("no such model: file=", path));
   }
-  CheckpointBuilder builder(path);
+  CheckpointBuilder builder(path, hash_all_data);
   return S_ISDIR(info.st_mode) ? builder.FromDirectory() : builder.FromGguf();
 }
 

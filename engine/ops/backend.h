@@ -33,6 +33,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "engine/base/buffer.h"
 #include "engine/kv/kv_layout.h"
 
 namespace baton::ops {
@@ -129,13 +130,15 @@ struct PagedAttentionArgs {
 struct BackendOptions {
   int num_threads = 0;  // 0: one per core
   // cpu: auto, avx2, avx512, amx: the highest level that may be used; it must be there. auto takes
-  // the best, or what the environment variable BATON_CPU_ISA names. portable and amx_model (AMX
-  // kernels over tiles in software) are for tests.
+  // the best, or what the environment variable BATON_CPU_ISA names. portable, avx512_model and
+  // amx_model (those kernels over instructions and tiles in software) are for tests.
   std::string isa = "auto";
   bool pin_threads = false;  // cpu: worker threads stay on one core each
 };
 
-// Engine thread only. A step allocates nothing: every Activation and Matrix is made at start.
+// Engine thread only. A step allocates nothing: every Activation and Matrix is made at start. The
+// spans of weights, scales and RoPE tables that operations take stay where they are, unchanged, as
+// long as the backend lives: a device keeps copies of them.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -153,6 +156,18 @@ class Backend {
   virtual absl::StatusOr<std::unique_ptr<Activation>> NewActivation(ActivationKind kind,
                                                                     int max_tokens,
                                                                     int width) = 0;
+
+  // Memory for a KV pool, which KvCacheView::layer_base points into: on the host, or on the device,
+  // where the host cannot look. `shared`: another process can map it (Buffer::fd). Errors:
+  // RESOURCE_EXHAUSTED; FAILED_PRECONDITION when a device's memory cannot be shared so.
+  virtual absl::StatusOr<base::Buffer> NewPool(size_t bytes, bool shared);
+  // Copies within a pool, after everything issued so far.
+  virtual absl::Status CopyInPool(uint8_t* to, const uint8_t* from, size_t bytes);
+  // Whether pools lie on the host. Where they do not, these two move bytes between a pool and host
+  // memory, after everything issued so far, and return when it is done.
+  virtual bool pools_on_host() const { return true; }
+  virtual absl::Status CopyFromPool(uint8_t* host, const uint8_t* pool, size_t bytes);
+  virtual absl::Status CopyToPool(uint8_t* pool, const uint8_t* host, size_t bytes);
 
   // residual[t] = table[ids[t]].   ids [T] in [0, rows)   table [V, E]   residual [T, E] out
   virtual absl::Status Embed(const Matrix& table,

@@ -1,3 +1,4 @@
+#include <cstring>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +9,12 @@
 #include "engine/ops/self_test.h"
 
 namespace baton::ops {
+
+namespace cuda {
+// engine/ops/cuda/cuda_backend.h. Defined in programs that link the CUDA backend, null in others.
+[[gnu::weak]] absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(WeightDtype dtype);
+}  // namespace cuda
+
 namespace {
 
 struct DtypeName {
@@ -36,6 +43,23 @@ absl::StatusOr<WeightDtype> ParseWeightDtype(absl::string_view name) {
       absl::StrCat("weight dtype \"", name, "\": accepted: auto, f32, bf16, int8, q4"));
 }
 
+absl::StatusOr<base::Buffer> Backend::NewPool(size_t bytes, bool shared) {
+  return shared ? base::Buffer::AllocateShared("baton-kv", bytes) : base::Buffer::Allocate(bytes);
+}
+
+absl::Status Backend::CopyInPool(uint8_t* to, const uint8_t* from, size_t bytes) {
+  std::memcpy(to, from, bytes);
+  return absl::OkStatus();
+}
+
+absl::Status Backend::CopyFromPool(uint8_t* host, const uint8_t* pool, size_t bytes) {
+  return CopyInPool(host, pool, bytes);
+}
+
+absl::Status Backend::CopyToPool(uint8_t* pool, const uint8_t* host, size_t bytes) {
+  return CopyInPool(pool, host, bytes);
+}
+
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name,
                                                        WeightDtype dtype,
                                                        const BackendOptions& options) {
@@ -45,7 +69,13 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name,
     BATON_RETURN_IF_ERROR(CompareWithRef(backend.get()));
     return backend;
   }
-  return absl::InvalidArgumentError(absl::StrCat("backend \"", name, "\": accepted: ref, cpu"));
+  if (name == "cuda") {
+    if (&cuda::CreateCudaBackend != nullptr) return cuda::CreateCudaBackend(dtype);
+    return absl::UnavailableError(
+        "cuda: this program was built without the CUDA backend (it needs a CUDA 13 toolkit)");
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("backend \"", name, "\": accepted: ref, cpu, cuda"));
 }
 
 }  // namespace baton::ops

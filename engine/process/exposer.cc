@@ -13,16 +13,28 @@ namespace {
 
 // Health probes and scrapes are short; a scrape that takes longer than this is cut.
 constexpr char kRequestTimeoutMs[] = "10000";
-constexpr char kThreads[] = "4";
+constexpr char kThreads[] = "8";
 
 const char* ReasonOf(int status) {
   switch (status) {
     case 200:
       return "OK";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 403:
+      return "Forbidden";
     case 404:
       return "Not Found";
     case 405:
       return "Method Not Allowed";
+    case 413:
+      return "Payload Too Large";
+    case 415:
+      return "Unsupported Media Type";
+    case 429:
+      return "Too Many Requests";
     case 503:
       return "Service Unavailable";
     default:
@@ -31,24 +43,54 @@ const char* ReasonOf(int status) {
 }
 
 void Send(mg_connection* connection, const HttpPage& page, bool with_body) {
-  const std::string head = absl::StrCat("HTTP/1.1 ", page.status, " ", ReasonOf(page.status),
-                                        "\r\nContent-Type: ", page.content_type,
-                                        "\r\nContent-Length: ", page.body.size(),
-                                        "\r\nCache-Control: no-store\r\nConnection: close\r\n",
-                                        page.status == 405 ? "Allow: GET, HEAD\r\n" : "", "\r\n");
+  const std::string head = absl::StrCat(
+      "HTTP/1.1 ", page.status, " ", ReasonOf(page.status), "\r\nContent-Type: ", page.content_type,
+      "\r\nContent-Length: ", page.body.size(),
+      "\r\nCache-Control: no-store\r\nConnection: close\r\n",
+      page.status == 405 ? "Allow: GET, HEAD\r\n" : "", page.headers, "\r\n");
   mg_write(connection, head.data(), head.size());
   if (with_body) mg_write(connection, page.body.data(), page.body.size());
 }
 
+std::string Header(mg_connection* connection, const char* name) {
+  const char* const value = mg_get_header(connection, name);
+  return value == nullptr ? "" : value;
+}
+
+// False: it is longer than it may be.
+bool ReadBody(mg_connection* connection, std::string* body) {
+  char piece[4096];
+  for (int got; (got = mg_read(connection, piece, sizeof(piece))) > 0;) {
+    if (body->size() + static_cast<size_t>(got) > kMaxHttpBodyBytes) return false;
+    body->append(piece, static_cast<size_t>(got));
+  }
+  return true;
+}
+
 }  // namespace
+
+void HttpResponder::Send(const HttpPage& page) {
+  baton::process::Send(connection_, page, with_body_);
+}
+
+void HttpResponder::Begin(const std::string& content_type) {
+  Write(absl::StrCat("HTTP/1.1 200 OK\r\nContent-Type: ", content_type,
+                     "\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+                     "Connection: close\r\n\r\n"));
+}
+
+bool HttpResponder::Write(const std::string& piece) {
+  return mg_write(connection_, piece.data(), piece.size()) == static_cast<int>(piece.size());
+}
 
 absl::StatusOr<std::unique_ptr<Exposer>> Exposer::Start(const std::string& host,
                                                         int port,
-                                                        Pages pages) {
+                                                        Pages pages,
+                                                        Routes routes) {
   // civetweb counts the calls of its set-up; nothing is torn down before the process ends.
   static const unsigned kInitialised = mg_init_library(0);
   (void)kInitialised;
-  std::unique_ptr<Exposer> exposer(new Exposer(host, std::move(pages)));
+  std::unique_ptr<Exposer> exposer(new Exposer(host, std::move(pages), std::move(routes)));
   const std::string address = absl::StrCat(host, ":", port);
   const char* options[] = {"listening_ports",    address.c_str(),   "num_threads", kThreads,
                            "request_timeout_ms", kRequestTimeoutMs, nullptr};
@@ -84,12 +126,24 @@ Exposer::~Exposer() {
   stopper.join();
 }
 
-int Exposer::HandleRequest(mg_connection* connection, void* exposer) {
-  const auto& pages = static_cast<Exposer*>(exposer)->pages_;
+int Exposer::HandleRequest(mg_connection* connection, void* self) {
+  const Exposer& exposer = *static_cast<Exposer*>(self);
+  const Pages& pages = exposer.pages_;
   const mg_request_info* request = mg_get_request_info(connection);
   const std::string method = request->request_method == nullptr ? "" : request->request_method;
   const auto page = pages.find(request->local_uri == nullptr ? "" : request->local_uri);
-  if (page == pages.end()) {
+  const auto route = exposer.routes_.find(request->local_uri == nullptr ? "" : request->local_uri);
+  if (route != exposer.routes_.end()) {
+    HttpResponder responder(connection, method != "HEAD");
+    HttpRequest parts{method, Header(connection, "Authorization"),
+                      Header(connection, "Content-Type"), ""};
+    if (!ReadBody(connection, &parts.body)) {
+      responder.Send({413, "text/plain; charset=utf-8", "the body is too long\n"});
+    } else {
+      // civetweb's threads have 100 kB of stack, too little for parsers and gRPC clients.
+      std::thread([&] { route->second(parts, &responder); }).join();
+    }
+  } else if (page == pages.end()) {
     Send(connection, {404, "text/plain; charset=utf-8", "not found\n"}, method != "HEAD");
   } else if (method != "GET" && method != "HEAD") {
     Send(connection, {405, "text/plain; charset=utf-8", "only GET and HEAD\n"}, true);

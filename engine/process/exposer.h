@@ -1,6 +1,7 @@
 #pragma once
 
-// The HTTP port of a process: a handful of fixed pages (metrics, health), answered to GET and HEAD.
+// The HTTP port of a process: a handful of fixed pages (metrics, health), answered to GET and HEAD,
+// and routes that look at the request or answer in pieces.
 
 #include <functional>
 #include <map>
@@ -19,6 +20,31 @@ struct HttpPage {
   int status = 200;
   std::string content_type = "text/plain; charset=utf-8";
   std::string body;
+  std::string headers;  // further ones, each with its line end
+};
+
+struct HttpRequest {
+  std::string method;  // "GET", "POST", ...
+  std::string authorization;
+  std::string content_type;
+  std::string body;  // at most kMaxHttpBodyBytes
+};
+inline constexpr size_t kMaxHttpBodyBytes = 256 << 10;
+
+// Answers one request, on its thread: either Send, or Begin and any number of Write.
+class HttpResponder {
+ public:
+  explicit HttpResponder(mg_connection* connection, bool with_body)
+      : connection_(connection), with_body_(with_body) {}
+  void Send(const HttpPage& page);
+  // An answer whose length is not known yet; it ends with the connection.
+  void Begin(const std::string& content_type);
+  // False: the client has gone.
+  bool Write(const std::string& piece);
+
+ private:
+  mg_connection* const connection_;
+  const bool with_body_;
 };
 
 // Thread-safe: pages are made on the threads of the HTTP server.
@@ -26,11 +52,15 @@ class Exposer {
  public:
   using Pages = std::map<std::string, std::function<HttpPage()>>;
 
+  using Routes = std::map<std::string, std::function<void(const HttpRequest&, HttpResponder*)>>;
+
   // `pages` by path, such as "/metrics". Other paths are 404, other methods 405. Port 0: any free
-  // one. Errors: UNAVAILABLE when the port cannot be had.
+  // one. `routes` are asked first, whatever the method. Errors: UNAVAILABLE when the port cannot be
+  // had.
   static absl::StatusOr<std::unique_ptr<Exposer>> Start(const std::string& host,
                                                         int port,
-                                                        Pages pages);
+                                                        Pages pages,
+                                                        Routes routes = {});
   // Waits for requests being answered.
   ~Exposer();
   Exposer(const Exposer&) = delete;
@@ -39,11 +69,13 @@ class Exposer {
   int port() const { return port_; }
 
  private:
-  Exposer(std::string host, Pages pages) : host_(std::move(host)), pages_(std::move(pages)) {}
+  Exposer(std::string host, Pages pages, Routes routes)
+      : host_(std::move(host)), pages_(std::move(pages)), routes_(std::move(routes)) {}
   static int HandleRequest(mg_connection* connection, void* exposer);
 
   const std::string host_;
   const Pages pages_;
+  const Routes routes_;
   mg_context* context_ = nullptr;
   int port_ = 0;
 };

@@ -27,6 +27,10 @@ absl::Status FromGrpcStatus(const grpc::Status& status);
 absl::Status FieldViolation(absl::string_view field, absl::string_view description);
 // Adds RetryInfo: a client may try again after `delay`.
 absl::Status WithRetryInfo(absl::Status status, absl::Duration delay);
+// Reason of the ErrorInfo by which a worker says that not it but its peer in a hand-over has
+// failed.
+inline constexpr char kPeerFailed[] = "PEER_FAILED";
+
 // Adds ErrorInfo with domain "baton". `reason` is UPPER_SNAKE_CASE.
 absl::Status WithErrorInfo(absl::Status status,
                            absl::string_view reason,

@@ -8,11 +8,16 @@
 #include "absl/strings/str_cat.h"
 
 namespace baton::process {
+namespace {
 
-absl::Status WritePortFile(const std::string& path, int grpc, int http) {
+std::string PortText(int port) { return port < 0 ? "null" : absl::StrCat(port); }
+
+}  // namespace
+
+absl::Status WritePortFile(const std::string& path, int grpc, int http, int health) {
   if (path.empty()) return absl::OkStatus();
-  const std::string text =
-      absl::StrCat("{\"grpc\":", grpc, ",\"http\":", http < 0 ? "null" : absl::StrCat(http), "}\n");
+  const std::string text = absl::StrCat("{\"grpc\":", grpc, ",\"http\":", PortText(http),
+                                        ",\"health\":", PortText(health), "}\n");
   const std::string temporary = absl::StrCat(path, ".", getpid());
   FILE* file = std::fopen(temporary.c_str(), "w");
   if (file == nullptr) return absl::ErrnoToStatus(errno, absl::StrCat("port file ", temporary));

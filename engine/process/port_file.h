@@ -8,10 +8,10 @@
 
 namespace baton::process {
 
-// Writes {"grpc":GRPC,"http":HTTP} to `path`, all at once: a reader sees the whole file or none.
-// `http` below 0: null. An empty path does nothing. Errors: what the file system says, with the
-// path.
-absl::Status WritePortFile(const std::string& path, int grpc, int http);
+// Writes {"grpc":GRPC,"http":HTTP,"health":HEALTH} to `path`, all at once: a reader sees the whole
+// file or none. A port below 0 is null. An empty path does nothing. Errors: what the file system
+// says, with the path.
+absl::Status WritePortFile(const std::string& path, int grpc, int http, int health);
 void RemovePortFile(const std::string& path);
 
 }  // namespace baton::process

@@ -150,6 +150,7 @@ bool IsBackgroundMethod(const std::string& method) {
          absl::StartsWith(method, "/grpc.reflection.") ||
          absl::StartsWith(method, "/grpc.channelz.") ||
          method == "/baton.worker.v1.Cluster/WatchStatus" ||
+         method == "/baton.worker.v1.Cluster/WatchKvEvents" ||
          method == "/baton.worker.v1.Peer/Session";
 }
 

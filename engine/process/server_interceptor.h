@@ -15,7 +15,7 @@ class ServerInterceptorFactoryInterface;
 namespace baton::process {
 
 // True for calls that live as long as a connection and must not hold up a drain: health,
-// reflection, channelz, Cluster.WatchStatus and Peer.Session. `method` is
+// reflection, channelz, Cluster.Watch* and Peer.Session. `method` is
 // "/package.Service/Method".
 bool IsBackgroundMethod(const std::string& method);
 

@@ -22,7 +22,6 @@
 #include "engine/base/mutex.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/version.h"
-#include "engine/process/exposer.h"
 #include "engine/process/port_file.h"
 #include "engine/process/server_interceptor.h"
 
@@ -100,7 +99,9 @@ struct ServerProcess::Impl {
   std::string host;
   int grpc_port = 0;
   std::atomic<int> calls_in_flight{0};
+  int health_port = -1;
   std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<grpc::Server> health_server;  // null: none was asked for
   std::unique_ptr<Exposer> exposer;
   std::thread signal_thread;
   std::atomic<bool> stopping{false};
@@ -114,11 +115,13 @@ struct ServerProcess::Impl {
   bool stopped ABSL_GUARDED_BY(mutex) = false;
 
   absl::Status StartGrpc(const std::vector<grpc::Service*>& services);
+  absl::Status StartHealth();
   absl::Status StartHttp();
   void StartSignalThread();
   void OnSignal();
   // `open`: not draining.
   void PublishHealth(bool open, bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  void SetHealth(const std::string& name, bool serving);
 };
 
 absl::Status ServerProcess::Impl::StartGrpc(const std::vector<grpc::Service*>& services) {
@@ -138,8 +141,24 @@ absl::Status ServerProcess::Impl::StartGrpc(const std::vector<grpc::Service*>& s
   if (server == nullptr || grpc_port == 0) {
     return absl::UnavailableError(absl::StrCat("grpc: cannot listen on ", options.listen));
   }
+  return absl::OkStatus();
+}
+
+// Its only service is the health service that gRPC adds to every server.
+absl::Status ServerProcess::Impl::StartHealth() {
+  if (options.health_port >= 0) {
+    grpc::ServerBuilder builder;
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.AddListeningPort(absl::StrCat(host, ":", options.health_port),
+                             grpc::InsecureServerCredentials(), &health_port);
+    health_server = builder.BuildAndStart();
+    if (health_server == nullptr || health_port == 0) {
+      return absl::UnavailableError(
+          absl::StrCat("health: cannot listen on ", host, ":", options.health_port));
+    }
+  }
   base::MutexLock lock(&mutex);
-  server->GetHealthCheckService()->SetServingStatus("liveness", true);
+  SetHealth("liveness", true);
   PublishHealth(true, false);
   return absl::OkStatus();
 }
@@ -154,21 +173,30 @@ absl::Status ServerProcess::Impl::StartHttp() {
   pages["/metrics"] = [this] {
     return HttpPage{200, "text/plain; version=0.0.4; charset=utf-8", metrics->Scrape()};
   };
+  pages["/metrics/lite"] = [this] {
+    return HttpPage{200, "text/plain; version=0.0.4; charset=utf-8", metrics->ScrapeLite()};
+  };
   pages["/health"] = [] { return HttpPage{200, "text/plain; charset=utf-8", "ok\n"}; };
   pages["/ready"] = [this] {
     base::MutexLock lock(&mutex);
     return ready ? HttpPage{200, "text/plain; charset=utf-8", "ready\n"}
                  : HttpPage{503, "text/plain; charset=utf-8", "not ready\n"};
   };
-  BATON_ASSIGN_OR_RETURN(exposer, Exposer::Start(host, options.http_port, std::move(pages)));
+  BATON_ASSIGN_OR_RETURN(exposer,
+                         Exposer::Start(host, options.http_port, std::move(pages), options.routes));
   return absl::OkStatus();
 }
 
 void ServerProcess::Impl::PublishHealth(bool open, bool serving) {
-  grpc::HealthCheckServiceInterface* health = server->GetHealthCheckService();
-  health->SetServingStatus("", open);
-  health->SetServingStatus("readiness", serving);
-  for (const std::string& name : options.health_services) health->SetServingStatus(name, serving);
+  SetHealth("", open);
+  SetHealth("readiness", serving);
+  for (const std::string& name : options.health_services) SetHealth(name, serving);
+}
+
+void ServerProcess::Impl::SetHealth(const std::string& name, bool serving) {
+  server->GetHealthCheckService()->SetServingStatus(name, serving);
+  if (health_server != nullptr)
+    health_server->GetHealthCheckService()->SetServingStatus(name, serving);
 }
 
 void ServerProcess::Impl::StartSignalThread() {
@@ -201,9 +229,11 @@ absl::StatusOr<std::unique_ptr<ServerProcess>> ServerProcess::Start(
   impl->metrics = metrics;
   std::unique_ptr<ServerProcess> process(new ServerProcess(std::move(impl)));
   BATON_RETURN_IF_ERROR(process->impl_->StartGrpc(services));
+  BATON_RETURN_IF_ERROR(process->impl_->StartHealth());
+  if (options.metrics_compat == "vllm") metrics->EnableVllmAliases();
   BATON_RETURN_IF_ERROR(process->impl_->StartHttp());
-  BATON_RETURN_IF_ERROR(
-      WritePortFile(options.port_file, process->grpc_port(), process->http_port()));
+  BATON_RETURN_IF_ERROR(WritePortFile(options.port_file, process->grpc_port(), process->http_port(),
+                                      process->health_port()));
   if (options.handle_signals) process->impl_->StartSignalThread();
   BATON_LOG(Info, "listening", LogField("grpc", process->grpc_address()),
             LogField("http_port", process->http_port()));
@@ -217,6 +247,7 @@ int ServerProcess::grpc_port() const { return impl_->grpc_port; }
 int ServerProcess::http_port() const {
   return impl_->exposer == nullptr ? -1 : impl_->exposer->port();
 }
+int ServerProcess::health_port() const { return impl_->health_port; }
 std::string ServerProcess::grpc_address() const {
   return absl::StrCat(impl_->host, ":", impl_->grpc_port);
 }
@@ -288,6 +319,8 @@ void ServerProcess::Stop() {
   impl_->exposer.reset();
   if (impl_->server != nullptr)
     impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + kStopGrace));
+  if (impl_->health_server != nullptr)
+    impl_->health_server->Shutdown(absl::ToChronoTime(absl::Now() + kStopGrace));
   RemovePortFile(impl_->options.port_file);
 }
 

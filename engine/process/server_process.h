@@ -26,6 +26,7 @@
 #include "absl/time/time.h"
 
 #include "engine/base/metrics.h"
+#include "engine/process/exposer.h"
 
 namespace grpc {
 class Service;
@@ -36,7 +37,15 @@ namespace baton::process {
 struct ServerOptions {
   std::string listen = "127.0.0.1:0";  // host:port of the gRPC server; port 0: any free one
   int http_port = 0;                   // /metrics, /health, /ready, /; 0: any free one, -1: none
-  std::string port_file;  // JSON {"grpc":PORT,"http":PORT}, written when both are open; empty: none
+  // A port of its own for grpc.health.v1, in plain text and without credentials, as Kubernetes'
+  // probes want it. The main port answers health too. 0: any free one, -1: none.
+  int health_port = -1;
+  // JSON {"grpc":PORT,"http":PORT,"health":PORT}, written when all are open; empty: none.
+  std::string port_file;
+  // "vllm": /metrics carries vLLM's names too. "none" or empty: ours alone.
+  std::string metrics_compat;
+  // Further pages of the HTTP port; they win over its own.
+  Exposer::Routes routes;
   bool reflection = true;
   bool channelz = false;
   absl::Duration drain_timeout = absl::Seconds(60);
@@ -76,7 +85,8 @@ class ServerProcess {
   ServerProcess& operator=(const ServerProcess&) = delete;
 
   int grpc_port() const;
-  int http_port() const;  // -1: none
+  int http_port() const;    // -1: none
+  int health_port() const;  // -1: none
   // host:port under which the gRPC server listens.
   std::string grpc_address() const;
 
@@ -92,7 +102,7 @@ class ServerProcess {
   void RequestTermination();
   void WaitForTermination();
 
-  // Not ready; then waits until no call is in flight (health, reflection, Cluster.WatchStatus and
+  // Not ready; then waits until no call is in flight (health, reflection, Cluster.Watch* and
   // Peer.Session do not count) and `idle` holds, at most drain_timeout. `idle` may be null. False
   // when the time was over first.
   bool Drain(const std::function<bool()>& idle);

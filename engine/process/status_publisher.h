@@ -24,6 +24,11 @@ class StatusPublisher {
   StatusPublisher(const StatusPublisher&) = delete;
   StatusPublisher& operator=(const StatusPublisher&) = delete;
 
+  // What the prefix cache holds: the changes since `*cursor`, 0 at first, which moves on; false
+  // when there are none. Any thread. Until it is set, watchers hear nothing.
+  using ReadKvEvents = std::function<bool(uint64_t* cursor, worker::v1::KvEvents* out)>;
+  void SetKvEvents(ReadKvEvents read);
+
   // To be registered with the server; owned by the publisher, which outlives the server.
   grpc::Service* service();
   // State, peers or anything else that a router should hear of now has changed. Load travels with

@@ -37,10 +37,15 @@ class StreamWriter {
     // Called exactly once, after Finish(status), when no write is under way. On the client side:
     // StartWritesDone.
     std::function<void(const absl::Status&)> finish;
+    // May be null. A message that has to wait: true when it has been taken into `last`, the newest
+    // of those that wait. A reader that lags so gets fewer, larger messages.
+    std::function<bool(Message* last, Message* next)> merge = nullptr;
+    // May be null: 1 each. What a message counts against the limit.
+    std::function<size_t(const Message&)> weigh = nullptr;
   };
   static constexpr size_t kDefaultLimit = 8192;
 
-  // At most `limit` messages wait.
+  // Messages of at most `limit` together wait.
   explicit StreamWriter(Callbacks callbacks, size_t limit = kDefaultLimit)
       : callbacks_(std::move(callbacks)), limit_(limit) {}
 
@@ -50,11 +55,19 @@ class StreamWriter {
     {
       base::MutexLock lock(&mutex_);
       if (finishing_ || broken_) return WriteResult::kClosed;
-      if (queue_.size() >= limit_) return WriteResult::kFull;
-      queue_.push_back(std::move(message));
+      const size_t weight = callbacks_.weigh ? callbacks_.weigh(message) : 1;
+      if (waiting_weight_ + weight > limit_ && !queue_.empty()) return WriteResult::kFull;
+      waiting_weight_ += weight;
+      // The first one belongs to gRPC.
+      if (queue_.size() > 1 && callbacks_.merge &&
+          callbacks_.merge(&queue_.back().message, &message)) {
+        queue_.back().weight += weight;
+        return WriteResult::kQueued;
+      }
+      queue_.push_back({std::move(message), weight});
       if (writing_) return WriteResult::kQueued;
       writing_ = true;
-      start = &queue_.front();
+      start = &queue_.front().message;
     }
     callbacks_.start_write(start);
     return WriteResult::kQueued;
@@ -81,13 +94,13 @@ class StreamWriter {
     const Message* start = nullptr;
     {
       base::MutexLock lock(&mutex_);
-      queue_.pop_front();
+      PopLocked(/*front=*/true);
       if (!ok) {
         broken_ = true;
-        queue_.clear();
+        while (!queue_.empty()) PopLocked(/*front=*/true);
       }
       if (!queue_.empty()) {
-        start = &queue_.front();
+        start = &queue_.front().message;
       } else {
         writing_ = false;
         if (!finishing_) return;
@@ -108,13 +121,22 @@ class StreamWriter {
  private:
   // Keeps the message being written: gRPC holds a pointer to it.
   void DropWaitingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    while (queue_.size() > (writing_ ? 1u : 0u)) queue_.pop_back();
+    while (queue_.size() > (writing_ ? 1u : 0u)) PopLocked(/*front=*/false);
+  }
+  void PopLocked(bool front) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    waiting_weight_ -= (front ? queue_.front() : queue_.back()).weight;
+    front ? queue_.pop_front() : queue_.pop_back();
   }
 
   const Callbacks callbacks_;
   const size_t limit_;
   mutable base::Mutex mutex_;
-  std::deque<Message> queue_ ABSL_GUARDED_BY(mutex_);
+  struct Waiting {
+    Message message;
+    size_t weight;
+  };
+  std::deque<Waiting> queue_ ABSL_GUARDED_BY(mutex_);
+  size_t waiting_weight_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finishing_ ABSL_GUARDED_BY(mutex_) = false;
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,5 +1,6 @@
 #include "engine/runtime/model_runner.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -16,11 +17,14 @@
 namespace baton::runtime {
 namespace {
 
+constexpr uint8_t kLargestFp8 = 0x7e;  // the code of base::kFp8Max
+
 // Everything a step needs, in the order it is made.
 class Runner : public ModelRunner {
  public:
   absl::Status Init(const ModelRunnerOptions& options) {
-    BATON_ASSIGN_OR_RETURN(checkpoint_, model::Checkpoint::Open(options.model_path));
+    BATON_ASSIGN_OR_RETURN(checkpoint_,
+                           model::Checkpoint::Open(options.model_path, options.verify_weights));
     BATON_RETURN_IF_ERROR(ResolveOptions(options));
     BATON_RETURN_IF_ERROR(LoadModel(options));
     BATON_RETURN_IF_ERROR(AllocateMemory(options));
@@ -41,13 +45,18 @@ class Runner : public ModelRunner {
     forward.sequences = inputs_->sequences();
     forward.logit_rows = inputs_->logit_rows();
     forward.layers = layers_;
-    const auto on_layer = [observer](int layer) {
-      if (observer != nullptr) observer->OnLayerDone(layer);
+    absl::Status mirrored;
+    const auto on_layer = [&](int layer) {
+      if (observer == nullptr || !mirrored.ok()) return;
+      if (observer->reads_kv_pool()) mirrored = MirrorAppended(layer);
+      if (mirrored.ok()) observer->OnLayerDone(layer);
     };
     model::ForwardTimings forward_timings;
     BATON_RETURN_IF_ERROR(model_->Forward(forward, on_layer, logits_data(), &forward_timings));
+    BATON_RETURN_IF_ERROR(mirrored);
     if (logits != nullptr)
       *logits = absl::MakeSpan(logits_data(), forward.logit_rows.size() * config().vocab);
+    SampleSaturation(sequences);
     if (timings != nullptr) *timings = {base::Clock::Real().Now() - start, forward_timings.append};
     return absl::OkStatus();
   }
@@ -56,6 +65,10 @@ class Runner : public ModelRunner {
   const model::Checkpoint& checkpoint() const override { return *checkpoint_; }
   const kv::KvLayout& layout() const override { return layout_; }
   base::Buffer& kv_pool() override { return kv_owner_ != nullptr ? kv_owner_->kv_pool() : pool_; }
+  uint8_t* computed_pool() override {
+    if (kv_owner_ != nullptr) return kv_owner_->computed_pool();
+    return is_mirrored() ? device_pool_.data() : pool_.data();
+  }
   int max_model_len() const override { return max_model_len_; }
   ops::WeightDtype weight_dtype() const override { return backend_->weight_dtype(); }
   std::string kv_scales_fingerprint() const override { return scales_.Fingerprint(); }
@@ -63,6 +76,7 @@ class Runner : public ModelRunner {
     if (kv_owner_ != nullptr) return kv_owner_->kv_scales(layer);
     return scales_.empty() ? absl::Span<const float>() : scales_.layer(layer);
   }
+  std::array<uint64_t, 2> saturated_samples() const override { return saturated_; }
   std::string device() const override { return backend_->description(); }
 
   void CopyBlock(kv::BlockId from, kv::BlockId to) override {
@@ -70,9 +84,43 @@ class Runner : public ModelRunner {
         from >= 0 && from < layout_.num_blocks && to >= 0 && to < layout_.num_blocks && from != to,
         "from=", from, " to=", to, " num_blocks=", layout_.num_blocks);
     for (int layer = 0; layer < layout_.num_layers; ++layer) {
-      std::memcpy(kv_pool().data() + layout_.BlockOffset(layer, to),
-                  kv_pool().data() + layout_.BlockOffset(layer, from), layout_.block_bytes());
+      const size_t target = layout_.BlockOffset(layer, to),
+                   source = layout_.BlockOffset(layer, from);
+      if (is_mirrored())
+        std::memcpy(pool_.data() + target, pool_.data() + source, layout_.block_bytes());
+      ReportCopy(backend_->CopyInPool(computed_pool() + target, computed_pool() + source,
+                                      layout_.block_bytes()));
     }
+  }
+
+  void ReadBlock(kv::BlockId block, uint8_t* out) override {
+    if (backend_->pools_on_host()) return ModelRunner::ReadBlock(block, out);
+    BATON_CHECK(block >= 0 && block < layout_.num_blocks);
+    const size_t bytes = layout_.block_bytes();
+    for (int layer = 0; layer < layout_.num_layers; ++layer)
+      ReportCopy(backend_->CopyFromPool(
+          out + layer * bytes, computed_pool() + layout_.BlockOffset(layer, block), bytes));
+  }
+
+  void WriteBlock(kv::BlockId block, const uint8_t* in) override {
+    if (backend_->pools_on_host()) return ModelRunner::WriteBlock(block, in);
+    BATON_CHECK(block >= 0 && block < layout_.num_blocks);
+    const size_t bytes = layout_.block_bytes();
+    for (int layer = 0; layer < layout_.num_layers; ++layer)
+      ReportCopy(backend_->CopyToPool(computed_pool() + layout_.BlockOffset(layer, block),
+                                      in + layer * bytes, bytes));
+  }
+
+  absl::Status BlocksLanded(absl::Span<const kv::BlockId> blocks) override {
+    if (!is_mirrored()) return absl::OkStatus();
+    for (int layer = 0; layer < layout_.num_layers; ++layer) {
+      for (const kv::BlockId block : blocks) {
+        const size_t offset = layout_.BlockOffset(layer, block);
+        BATON_RETURN_IF_ERROR(backend_->CopyToPool(device_pool_.data() + offset,
+                                                   pool_.data() + offset, layout_.block_bytes()));
+      }
+    }
+    return absl::OkStatus();
   }
 
  private:
@@ -135,9 +183,13 @@ class Runner : public ModelRunner {
   }
 
   absl::Status AllocatePool(const ModelRunnerOptions& options) {
-    BATON_ASSIGN_OR_RETURN(
-        pool_, options.shared_kv ? base::Buffer::AllocateShared("baton-kv", layout_.pool_bytes())
-                                 : base::Buffer::Allocate(layout_.pool_bytes()));
+    const size_t pool_bytes = layout_.pool_bytes();
+    if (options.shared_kv && !backend_->pools_on_host()) {
+      BATON_ASSIGN_OR_RETURN(device_pool_, backend_->NewPool(pool_bytes, false));
+      BATON_ASSIGN_OR_RETURN(pool_, base::Buffer::AllocateShared("baton-kv", pool_bytes));
+    } else {
+      BATON_ASSIGN_OR_RETURN(pool_, backend_->NewPool(pool_bytes, options.shared_kv));
+    }
     return absl::OkStatus();
   }
 
@@ -148,7 +200,7 @@ class Runner : public ModelRunner {
                                                   config().vocab * sizeof(float)));
     for (int layer = 0; layer < layout_.num_layers; ++layer) {
       layers_.push_back(
-          {&layout_, kv_pool().data() + layout_.BlockOffset(layer, 0), kv_scales(layer)});
+          {&layout_, computed_pool() + layout_.BlockOffset(layer, 0), kv_scales(layer)});
     }
     StepLimits limits;
     limits.max_tokens = options.max_step_tokens;
@@ -160,6 +212,29 @@ class Runner : public ModelRunner {
     return absl::OkStatus();
   }
 
+  // Of each sequence the last row, in one layer a step. A pool that is another's is looked at by
+  // its owner, one on a device by nobody.
+  void SampleSaturation(absl::Span<const StepSequence> sequences) {
+    if (layout_.format != kv::KvFormat::kFp8) return;
+    if (kv_owner_ != nullptr || !backend_->pools_on_host()) return;
+    const int layer = sampled_layer_;
+    sampled_layer_ = (layer + 1) % layout_.num_layers;
+    for (const StepSequence& part : sequences) {
+      if (part.tokens.empty()) continue;
+      const size_t position = part.start + part.tokens.size() - 1;
+      const uint8_t* block =
+          pool_.data() + layout_.BlockOffset(layer, part.block_table[position / kv::kBlockTokens]);
+      for (int side = 0; side < 2; ++side) {
+        for (int head = 0; head < layout_.num_kv_heads; ++head) {
+          const uint8_t* row = block + layout_.RowOffset(side, head, position % kv::kBlockTokens);
+          saturated_[side] += std::count_if(row, row + layout_.head_dim, [](uint8_t code) {
+            return (code & 0x7f) == kLargestFp8;
+          });
+        }
+      }
+    }
+  }
+
   void LogReady(const ModelRunnerOptions& options) const {
     BATON_LOG(Info, "model ready weight_bytes=", weight_bytes_,
               " kv_dtype=", kv::KvFormatName(layout_.format), " requested=", options.kv_dtype,
@@ -167,6 +242,28 @@ class Runner : public ModelRunner {
               " kv_tokens=", int64_t{layout_.num_blocks} * kv::kBlockTokens,
               " kv_bytes=", layout_.pool_bytes(), " max_model_len=", max_model_len_,
               " max_step_tokens=", options.max_step_tokens);
+  }
+
+  // Host and device each have a copy of the pool.
+  bool is_mirrored() const { return device_pool_.size() > 0; }
+  void ReportCopy(const absl::Status& copied) {
+    // A device that cannot copy any more fails the next step too.
+    if (!copied.ok()) BATON_LOG(Error, "copy block", LogField("error", copied.ToString()));
+  }
+
+  // What the running step has appended to a layer, from the device to the host.
+  absl::Status MirrorAppended(int layer) {
+    if (!is_mirrored()) return absl::OkStatus();
+    kv::BlockId last = -1;
+    for (const int64_t slot : inputs_->slots()) {  // a sequence's slots of one block lie together
+      const auto block = static_cast<kv::BlockId>(slot / kv::kBlockTokens);
+      if (slot < 0 || block == last) continue;
+      last = block;
+      const size_t offset = layout_.BlockOffset(layer, block);
+      BATON_RETURN_IF_ERROR(backend_->CopyFromPool(
+          pool_.data() + offset, device_pool_.data() + offset, layout_.block_bytes()));
+    }
+    return absl::OkStatus();
   }
 
   float* logits_data() { return reinterpret_cast<float*>(logits_.data()); }
@@ -180,9 +277,12 @@ class Runner : public ModelRunner {
   ModelRunner* kv_owner_ = nullptr;  // has pool and scales; null: this one has
   std::unique_ptr<model::Qwen3> model_;
   base::Buffer pool_;
+  base::Buffer device_pool_;  // only where kv_pool() is a mirror
   base::Buffer logits_;
   std::vector<ops::KvCacheView> layers_;
   std::unique_ptr<StepInputs> inputs_;
+  int sampled_layer_ = 0;
+  std::array<uint64_t, 2> saturated_ = {0, 0};
 };
 
 }  // namespace

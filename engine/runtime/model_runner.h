@@ -2,12 +2,14 @@
 
 // Weights, KV memory and workspace of one worker, and the one way to advance: Step().
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -22,6 +24,7 @@ class ModelRunner;
 
 struct ModelRunnerOptions {
   std::string model_path;
+  bool verify_weights = false;        // the fingerprint covers every byte of the model
   std::string backend = "cpu";        // ref, cpu, cuda
   std::string weight_dtype = "auto";  // auto, f32, bf16, int8, q4
   std::string kv_dtype = "auto";      // auto, fp8, fp8_dynamic, bf16, f32
@@ -57,6 +60,8 @@ class LayerObserver {
   // Keys and values of `layer` for all tokens of the step are in the pool, visible to other threads
   // and processes.
   virtual void OnLayerDone(int layer) = 0;
+  // Whether it looks at kv_pool() then: if not, a mirror is not kept up to date.
+  virtual bool reads_kv_pool() const { return true; }
 };
 
 struct StepTimings {
@@ -84,21 +89,34 @@ class ModelRunner {
   virtual const model::ModelConfig& config() const = 0;
   virtual const model::Checkpoint& checkpoint() const = 0;
   virtual const kv::KvLayout& layout() const = 0;
-  // The KV pool: layout().pool_bytes() bytes.
+  // The KV pool: layout().pool_bytes() bytes. Where the backend computes on a device and the pool
+  // was asked to be shared, this is a mirror on the host: it holds what steps with an observer have
+  // appended, layer by layer as they say so, and what a hand-over writes into it counts once
+  // BlocksLanded has been called.
   virtual base::Buffer& kv_pool() = 0;
+  // What steps read and write: on the device where the backend computes there, else kv_pool().
+  virtual uint8_t* computed_pool() { return kv_pool().data(); }
+  // Another process has written these blocks, all layers, into kv_pool().
+  virtual absl::Status BlocksLanded(absl::Span<const kv::BlockId> blocks) {
+    return absl::OkStatus();
+  }
   virtual int max_model_len() const = 0;
   virtual ops::WeightDtype weight_dtype() const = 0;
   // SHA-256 over all fixed scales ("" for formats without).
   virtual std::string kv_scales_fingerprint() const = 0;
   // [2][Hkv] effective scales of one layer, K then V; empty for formats without.
   virtual absl::Span<const float> kv_scales(int layer) const { return {}; }
+  // K and V values, of a sample of the rows appended so far, that are stored as the largest number
+  // of e4m3: where scales are fixed, these are saturated or within 4 % of it. Zero in other
+  // formats.
+  virtual std::array<uint64_t, 2> saturated_samples() const { return {0, 0}; }
   // "cpu avx2 threads=2".
   virtual std::string device() const = 0;
   // Copies whole blocks within the pool, all layers: copy-on-write of a shared, partly filled
   // block.
   virtual void CopyBlock(kv::BlockId from, kv::BlockId to) = 0;
   // A block of all layers, layer after layer, to or from host memory of layout().block_bytes() *
-  // num_layers. These are for pools that the host can address.
+  // num_layers.
   virtual void ReadBlock(kv::BlockId block, uint8_t* out);
   virtual void WriteBlock(kv::BlockId block, const uint8_t* in);
 };

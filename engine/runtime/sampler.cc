@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 
 #include "absl/status/status.h"
@@ -68,6 +69,27 @@ using Floats = float __attribute__((vector_size(16)));
 using Ints = int32_t __attribute__((vector_size(16)));
 constexpr size_t kLanes = 4;
 
+using Doubles = double __attribute__((vector_size(16)));
+using Longs = int64_t __attribute__((vector_size(16)));
+
+// e^x of two x in [-700, 700], within 1e-15 of it; e^0 is 1 exactly. libm's takes one at a time.
+Doubles Exp(Doubles x) {
+  constexpr double kRoundMagic = 0x1.8p52;  // leaves the nearest integer in the low bits
+  const Doubles magic = x * 1.4426950408889634 + kRoundMagic;
+  const Doubles n = magic - kRoundMagic;
+  const Doubles r = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
+  const Doubles r2 = r * r, r4 = r2 * r2;
+  // Taylor's series to r^12 / 12! (|r| <= 0.35: the rest is below 1e-16), in pairs.
+  const Doubles a = (r * (1.0 / 6) + 0.5) * r2 + (r + 1.0);
+  const Doubles b = (r * (1.0 / 5040) + 1.0 / 720) * r2 + (r * (1.0 / 120) + 1.0 / 24);
+  const Doubles c =
+      (r * (1.0 / 39916800) + 1.0 / 3628800) * r2 + (r * (1.0 / 362880) + 1.0 / 40320);
+  const Doubles p = (c + r4 * (1.0 / 479001600)) * (r4 * r4) + b * r4 + a;
+  // Times 2^n: the integer is added to the exponent.
+  return reinterpret_cast<Doubles>(reinterpret_cast<Longs>(p) +
+                                   (reinterpret_cast<Longs>(magic) << 52));
+}
+
 bool AllFinite(absl::Span<const float> values) {
   constexpr int32_t kExponent = 0x7f800000;
   Ints bad = {};
@@ -81,6 +103,17 @@ bool AllFinite(absl::Span<const float> values) {
   for (size_t lane = 0; lane < kLanes; ++lane) any_bad |= bad[lane] != 0;
   for (; i < values.size(); ++i) any_bad |= !std::isfinite(values[i]);
   return !any_bad;
+}
+
+// Is any of 16 values at least `limit`?
+bool AnyReaches(const float* values, float limit) {
+  Ints reaches = {};
+  for (size_t i = 0; i < 16; i += kLanes) {
+    Floats next;
+    std::memcpy(&next, values + i, sizeof(next));
+    reaches |= next >= limit;
+  }
+  return ((reaches[0] | reaches[1]) | (reaches[2] | reaches[3])) != 0;
 }
 
 float Max(absl::Span<const float> values) {
@@ -107,11 +140,15 @@ bool IsGreedy(const SamplingParams& params) {
   return params.temperature < kGreedyTemperature || params.top_p == 0;
 }
 
+// x below -700: so little that any tiny value serves.
 double LogSumExp(absl::Span<const float> logits) {
   const double best = Max(logits);
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(logit - best);
-  return best + std::log(sum);
+  const auto offset = [&](size_t i) { return std::max(logits[i] - best, -700.0); };
+  Doubles sums = {};
+  size_t i = 0;
+  for (; i + 2 <= logits.size(); i += 2) sums += Exp(Doubles{offset(i), offset(i + 1)});
+  if (i < logits.size()) sums[0] += Exp(Doubles{offset(i), 0})[0];
+  return best + std::log(sums[0] + sums[1]);
 }
 
 // The `count` most likely of logits, most likely first.
@@ -127,15 +164,25 @@ std::vector<Candidate> Top(absl::Span<const float> logits, size_t count) {
   return top;
 }
 
-// Part of a token beside that of the most likely one.
-double Weight(const Candidate& candidate, double best, double temperature) {
-  return std::exp((candidate.first - best) / temperature);
+// The largest float that at least `count` logits reach, or a lower one: the count-th largest of the
+// maxima of blocks. -infinity when there are fewer blocks.
+float ReachedBy(absl::Span<const float> logits, size_t count, std::vector<float>* maxima) {
+  constexpr size_t kBlock = 64;
+  maxima->clear();
+  for (size_t i = 0; i < logits.size(); i += kBlock)
+    maxima->push_back(Max(logits.subspan(i, kBlock)));
+  if (count > maxima->size()) return kMasked;
+  const auto at = maxima->begin() + static_cast<ptrdiff_t>(count - 1);
+  std::nth_element(maxima->begin(), at, maxima->end(), std::greater<float>());
+  return *at;
 }
 
-double TotalWeight(absl::Span<const Candidate> candidates, double best, double temperature) {
-  double sum = 0;
-  for (const Candidate& candidate : candidates) sum += Weight(candidate, best, temperature);
-  return sum;
+// The lowest finite float that is not below `limit`: both say the same of every finite float.
+float FloatNotBelow(double limit) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const auto nearest =
+      static_cast<float>(std::max(limit, double{std::numeric_limits<float>::lowest()}));
+  return nearest < limit ? std::nextafter(nearest, kInfinity) : nearest;
 }
 
 }  // namespace
@@ -160,6 +207,8 @@ Sampler::Sampler(int vocab_size, int num_tokens)
     : vocab_size_(vocab_size), num_tokens_(std::min(num_tokens, vocab_size)) {
   BATON_CHECK(num_tokens_ > 0);
   candidates_.reserve(num_tokens_);
+  weights_.reserve(num_tokens_);
+  maxima_.reserve(num_tokens_ / 64 + 1);
 }
 
 absl::StatusOr<SampledToken> Sampler::Sample(const SamplingParams& params,
@@ -213,7 +262,7 @@ absl::StatusOr<uint32_t> Sampler::Choose(const SamplingParams& params,
   const uint32_t greedy = ArgMax(tokens);
   if (IsGreedy(params)) return greedy;
   const float best = tokens[greedy];
-  CollectCandidates(best, params.temperature, tokens);
+  CollectCandidates(params, best, tokens);
   KeepTopK(params.top_k);
   KeepTopP(best, params.temperature, params.top_p);
   return Draw(params, choice, position, best);
@@ -264,15 +313,30 @@ absl::Status Sampler::MaskStopTokens(const SamplingParams& params,
   return absl::OkStatus();
 }
 
-void Sampler::CollectCandidates(float best, double temperature, absl::Span<const float> logits) {
+void Sampler::CollectCandidates(const SamplingParams& params,
+                                float best,
+                                absl::Span<const float> logits) {
   // At least every token that could be drawn, and masked ones never. A tiny temperature makes the
   // limit equal to `best`: then only its ties are left.
-  const double limit = best - kNoiseSpan * temperature;
+  double limit = best - kNoiseSpan * params.temperature;
+  // What min_p drops, with room for rounding; but top_p wants its mass.
+  if (params.min_p > 0 && params.top_p >= 1)
+    limit = std::max(limit, best + (std::log(double{params.min_p}) - 1e-3) * params.temperature);
+  float lowest = FloatNotBelow(limit);
+  if (params.top_k > 0) lowest = std::max(lowest, ReachedBy(logits, params.top_k, &maxima_));
   candidates_.resize(logits.size());
+  constexpr size_t kBlock = 16;
   size_t count = 0;
-  for (uint32_t id = 0; id < logits.size(); ++id) {
-    candidates_[count] = {logits[id], id};
-    count += logits[id] >= limit;
+  for (uint32_t id = 0; id < logits.size();) {
+    const auto end = static_cast<uint32_t>(std::min<size_t>(id + kBlock, logits.size()));
+    if (end - id == kBlock && !AnyReaches(&logits[id], lowest)) {
+      id = end;
+      continue;
+    }
+    for (; id < end; ++id) {
+      candidates_[count] = {logits[id], id};
+      count += logits[id] >= lowest;
+    }
   }
   candidates_.resize(count);
 }
@@ -283,25 +347,71 @@ void Sampler::KeepTopK(int32_t top_k) {
   candidates_.resize(top_k);
 }
 
-// Halves the range that holds the last token to keep, by the mass before its middle: about two
-// passes over the candidates altogether, and no full sort.
+double Sampler::Weigh(float best, double per_logit) {
+  weights_.resize(candidates_.size());
+  const auto scaled = [&](size_t i) { return (double{candidates_[i].first} - best) * per_logit; };
+  Doubles sums = {};
+  size_t i = 0;
+  for (; i + 2 <= candidates_.size(); i += 2) {
+    const Doubles weights = Exp(Doubles{scaled(i), scaled(i + 1)});
+    weights_[i] = weights[0];
+    weights_[i + 1] = weights[1];
+    sums += weights;
+  }
+  if (i < candidates_.size()) sums[0] += weights_[i] = Exp(Doubles{scaled(i), 0})[0];
+  return sums[0] + sums[1];
+}
+
+// All tokens below `least` hold less than what may be left out, so all of them are: this leaves few
+// of a usual vocabulary. The rest falls into buckets by logit; only one of them holds the last
+// token to keep and needs an order, so there is no full sort.
 void Sampler::KeepTopP(float best, double temperature, float top_p) {
   if (top_p >= 1 || candidates_.size() < 2) return;
-  constexpr size_t kSortedDirectly = 32;
-  const double total = TotalWeight(candidates_, best, temperature);
-  // All tokens below this part hold less than what may be left out, so all of them are: this leaves
-  // few of a usual vocabulary.
+  constexpr size_t kBuckets = 512;
+  const double per_logit = 1.0 / temperature;
+  const double total = Weigh(best, per_logit);
   const double least = (1.0 - top_p) * total / static_cast<double>(candidates_.size());
-  DropBelow(best + std::log(least) * temperature);
+  // Equal logits share a bucket, and a lower one is never in an earlier bucket.
+  const double per_bucket = kBuckets / (1e-9 - std::log(least)) * per_logit;
+  const auto bucket_of = [&](const Candidate& candidate) {
+    const double bucket = (double{best} - candidate.first) * per_bucket;
+    return bucket < kBuckets - 1 ? static_cast<size_t>(bucket) : kBuckets - 1;
+  };
+  double masses[kBuckets] = {};
+  size_t count = 0;
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    candidates_[count] = candidates_[i];
+    if (weights_[i] < least) continue;
+    masses[bucket_of(candidates_[count++])] += weights_[i];
+  }
+  candidates_.resize(count);
   double missing = top_p * total;
-  size_t first = 0;
-  size_t last = candidates_.size();
-  const auto at = [this](size_t index) { return candidates_.begin() + index; };
+  size_t last_bucket = 0;
+  while (last_bucket + 1 < kBuckets && masses[last_bucket] < missing)
+    missing -= masses[last_bucket++];
+  const auto split = std::partition(
+      candidates_.begin(), candidates_.end(),
+      [&](const Candidate& candidate) { return bucket_of(candidate) < last_bucket; });
+  const auto end = std::partition(split, candidates_.end(), [&](const Candidate& candidate) {
+    return bucket_of(candidate) == last_bucket;
+  });
+  KeepMass(split - candidates_.begin(), end - candidates_.begin(), missing, best, per_logit);
+}
+
+// Halves the range that holds the last token to keep, by the mass before its middle.
+void Sampler::KeepMass(size_t first, size_t last, double missing, float best, double per_logit) {
+  constexpr size_t kSortedDirectly = 32;
+  const auto at = [this](size_t index) {
+    return candidates_.begin() + static_cast<ptrdiff_t>(index);
+  };
+  const auto weight = [&](size_t i) {
+    return Exp(Doubles{(double{candidates_[i].first} - best) * per_logit, 0})[0];
+  };
   while (last - first > kSortedDirectly) {
     const size_t middle = first + (last - first) / 2;
     std::nth_element(at(first), at(middle), at(last), Before());
-    const double mass = TotalWeight(absl::MakeConstSpan(candidates_).subspan(first, middle - first),
-                                    best, temperature);
+    double mass = 0;
+    for (size_t i = first; i < middle; ++i) mass += weight(i);
     if (mass >= missing) {
       last = middle;
     } else {
@@ -310,15 +420,8 @@ void Sampler::KeepTopP(float best, double temperature, float top_p) {
     }
   }
   std::sort(at(first), at(last), Before());
-  while (first < last && missing > 0) missing -= Weight(candidates_[first++], best, temperature);
+  while (first < last && missing > 0) missing -= weight(first++);
   candidates_.resize(std::max<size_t>(first, 1));
-}
-
-void Sampler::DropBelow(double limit) {
-  candidates_.erase(
-      std::remove_if(candidates_.begin(), candidates_.end(),
-                     [limit](const Candidate& candidate) { return candidate.first < limit; }),
-      candidates_.end());
 }
 
 uint32_t Sampler::Draw(const SamplingParams& params,
@@ -328,7 +431,7 @@ uint32_t Sampler::Draw(const SamplingParams& params,
   const double per_logit = 1.0 / params.temperature;
   const double limit =
       params.min_p > 0 ? std::log(double{params.min_p}) : -std::numeric_limits<double>::infinity();
-  const uint64_t stream_key = StreamKey(params.seed, choice, position);
+  const uint64_t stream_key = StreamKey(params.seed, params.first_choice + choice, position);
   double best_score = -std::numeric_limits<double>::infinity();
   uint32_t winner = 0;
   for (const auto& [logit, id] : candidates_) {

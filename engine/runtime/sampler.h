@@ -99,10 +99,13 @@ class Sampler {
   absl::Status MaskStopTokens(const SamplingParams& params,
                               uint32_t output_tokens,
                               absl::Span<float> logits);
-  void CollectCandidates(float best, double temperature, absl::Span<const float> logits);
+  void CollectCandidates(const SamplingParams& params, float best, absl::Span<const float> logits);
   void KeepTopK(int32_t top_k);
   void KeepTopP(float best, double temperature, float top_p);
-  void DropBelow(double limit);
+  // Of candidates [first, last) keeps the most likely ones that hold `missing`; drops those behind.
+  void KeepMass(size_t first, size_t last, double missing, float best, double per_logit);
+  // Sets weights_, each candidate's part beside that of `best`; returns their sum.
+  double Weigh(float best, double per_logit);
   uint32_t Draw(const SamplingParams& params, uint32_t choice, uint32_t position, float best) const;
   // Writes a logit and remembers what the model gave.
   void Change(absl::Span<float> logits, uint32_t id, double value);
@@ -111,6 +114,8 @@ class Sampler {
   int vocab_size_;
   int num_tokens_;
   std::vector<std::pair<float, uint32_t>> candidates_;  // (logit, id)
+  std::vector<double> weights_;                         // of the candidates
+  std::vector<float> maxima_;                           // of blocks of logits
   std::vector<std::pair<uint32_t, float>> changed_;     // (id, logit before its first change)
 };
 

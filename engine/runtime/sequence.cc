@@ -32,6 +32,8 @@ absl::Status ValidateSampling(const SamplingParams& params, int vocab_size) {
     return Invalid("repetition_penalty: ", params.repetition_penalty, " is not above 0");
   if (params.n < 1 || params.n > kMaxChoices)
     return Invalid("n: ", params.n, " is not in [1, ", kMaxChoices, "]");
+  if (params.first_choice > static_cast<uint32_t>(kMaxChoices) - params.n)
+    return Invalid("first_choice: ", params.first_choice, " with n=", params.n);
   if (params.max_tokens < 1) return Invalid("max_tokens: must be at least 1");
   if (params.logprobs < -1 || params.logprobs > kMaxLogprobs) {
     return Invalid("logprobs: ", params.logprobs, " is not in [-1, ", kMaxLogprobs, "]");

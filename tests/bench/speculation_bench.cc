@@ -125,7 +125,7 @@ class Bench {
   absl::Status AddDrafters(decode::DecodeLoop* loop) {
     decode::DraftModelOptions draft;
     draft.max_batch = loop_options_.scheduler.max_batch;
-    std::unique_ptr<decode::Drafter> drafter;
+    std::unique_ptr<decode::ModelDrafter> drafter;
     if (!settings_.draft_model.empty()) {
       BATON_ASSIGN_OR_RETURN(
           drafter, decode::LoadDraftModel(draft, settings_.draft_model, worker_options_, host_));

@@ -143,15 +143,15 @@ class Service:
     """A router with its workers. Use as a context manager."""
 
     def __init__(self, model, topology="pd", prefill=1, decode=1, worker_flags=(), prefill_flags=(), decode_flags=(),
-                 router_flags=(), wait=True, kv_blocks=256, threads=1):
+                 router_flags=(), wait=True, kv_blocks=256, threads=1, worker_bin=BIN):
         LOGS.mkdir(parents=True, exist_ok=True)
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="service-", dir=LOGS))
         self.topology, self.model = topology, model
         common = [f"--model={model}", "--listen=127.0.0.1:0", "--http-port=0"]
         worker = common + [f"--threads={threads}", f"--num-blocks={kv_blocks}", *worker_flags]
-        self.prefill = [Process(f"prefill-{i}", [BIN / "baton-prefill", *worker, *prefill_flags], self.directory)
+        self.prefill = [Process(f"prefill-{i}", [worker_bin / "baton-prefill", *worker, *prefill_flags], self.directory)
                         for i in range(prefill if topology == "pd" else 0)]
-        self.decode = [Process(f"decode-{i}", [BIN / "baton-decode", *worker, *decode_flags], self.directory)
+        self.decode = [Process(f"decode-{i}", [worker_bin / "baton-decode", *worker, *decode_flags], self.directory)
                        for i in range(decode)]
         self.router = None
         self.more_routers = []

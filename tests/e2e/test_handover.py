@@ -116,6 +116,10 @@ def test_kv_is_really_handed_over_and_known_blocks_are_not_sent_again(tiny):
     assert first.timings.kv_bytes % (first.timings.kv_bytes // 300) == 0
     assert again.timings.kv_bytes * 300 == first.timings.kv_bytes * 44
     assert again.usage.cached_prompt_tokens == 256
+    # Both sides know how long it took.
+    for worker, direction in ((tiny.prefill[0], "send"), (tiny.decode[0], "recv")):
+        assert worker.metric("baton_kv_transfer_duration_seconds_count", transport="shm", direction=direction) >= 2
+        assert worker.metric("baton_kv_transfer_duration_seconds_sum", transport="shm", direction=direction) > 0
 
 
 # Case 11.5
@@ -207,7 +211,8 @@ def test_concurrent_requests_give_their_solo_ids(tiny):
 
 
 # Case 11.4: one test a field that a flag can make differ.
-@pytest.mark.parametrize("field, flag", [("kv_dtype", "--kv-dtype=bf16"), ("weight_dtype", "--weight-dtype=int8")])
+@pytest.mark.parametrize("field, flag", [("kv_dtype", "--kv-dtype=bf16"), ("weight_dtype", "--weight-dtype=int8"),
+                                         ("model", "--verify-weights")])
 def test_pairs_that_differ_are_refused_by_name(field, flag):
     with harness.Service(MODELS / "tiny-qwen3", decode_flags=(flag,), wait=False) as service:
         request = service.request("hello", sampling={"max_tokens": 8})

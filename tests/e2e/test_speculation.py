@@ -7,11 +7,13 @@ from harness import MODELS, SMOLLM2
 
 TINY = MODELS / "tiny-qwen3"
 OFF = ("--max-draft-tokens=0",)
+FREE = "--test-free-drafts"  # else a busy machine may find that drafts do not pay
 KINDS = {
-    "look-up": (),
-    "draft model": (f"--draft-model={MODELS / 'tiny-qwen3-draft'}",),
-    "low-bit copy": ("--draft-weight-dtype=q4",),
-    "none drafted twice": ("--draft-weight-dtype=q4", "--max-draft-tokens=1", "--no-ngram-drafts"),
+    "look-up": (FREE,),
+    "draft model": (FREE, f"--draft-model={MODELS / 'tiny-qwen3-draft'}"),
+    "low-bit copy": (FREE, "--draft-weight-dtype=q4"),
+    "one at a time": (FREE, "--draft-weight-dtype=q4", "--max-draft-tokens=1", "--no-ngram-drafts"),
+    "as measured": ("--draft-weight-dtype=q4",),
 }
 PROMPTS = ["And it came to pass in those days", "In the beginning God created the heaven and the earth. In the beginning God",
            "The LORD is my shepherd; I shall not want.", "Now these are the names of the children of Israel"]
@@ -58,10 +60,7 @@ def test_metrics_tell_what_became_of_the_drafts(pool):
     answer = service.stream(service.request(PROMPTS[0], sampling={"temperature": 0, "max_tokens": 120, "ignore_eos": True}))
     service.wait_idle()
     rows, drafts, accepted = (worker.metric(name) - old for name, old in zip(names, before))
-    if rows == 0:  # where drafts do not pay on this machine there are none
-        assert drafts == accepted == 0 and answer.timings.accept_length < 1.1
-        return
-    assert rows <= drafts <= 15 * rows and 0 < accepted <= drafts
+    assert 0 < rows <= drafts <= 15 * rows and 0 < accepted <= drafts
     per_position = [worker.metric("baton_spec_decode_accepted_tokens_per_pos_total", position=i) for i in range(15)]
     assert sum(per_position) == worker.metric("baton_spec_decode_accepted_tokens_total")
     assert per_position == sorted(per_position, reverse=True)
@@ -72,14 +71,36 @@ def test_smollm2_copies_its_input_in_fewer_steps(pool):
     text = ("The night train leaves the capital at ten minutes past nine and reaches the coast at a quarter to seven in the "
             "morning. Passengers with bicycles must reserve a place, since the luggage van takes no more than twelve.")
     prompt = f"<|im_start|>user\nRepeat this text word for word:\n\n{text}<|im_end|>\n<|im_start|>assistant\n{text[:60]}"
-    plain, drafting = pool.get(SMOLLM2, decode_flags=OFF), pool.get(SMOLLM2)
+    plain, drafting = pool.get(SMOLLM2, decode_flags=OFF), pool.get(SMOLLM2, decode_flags=(FREE,))
     sampling = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
     runs = [service.stream(service.request(prompt, parse_special=True, sampling=sampling)) for service in (plain, drafting)]
     assert runs[0].ids() == runs[1].ids()
     # The first token comes from prefill and takes no step of decode.
     tokens = len(runs[0].ids())
     assert runs[0].timings.accept_length == pytest.approx(tokens / (tokens - 1))
-    assert runs[1].timings.accept_length > 1.2 * runs[0].timings.accept_length
+    assert runs[1].timings.accept_length > 1.5 * runs[0].timings.accept_length
+
+
+# The prefill worker computes the draft model's KV too and hands it over; where it does not, the decode worker does.
+@pytest.mark.parametrize("shipped", [True, False])
+def test_the_draft_models_kv_is_handed_over_or_computed(pool, shipped):
+    flag = KINDS["draft model"]
+    model = flag[1:]
+    plain = pool.get(TINY, decode_flags=OFF)
+    # Steps take a while, so that the KV comes before the answer has ended.
+    service = pool.get(TINY, decode_flags=flag + ("--no-ngram-drafts", "--test-step-delay=5ms"),
+                       prefill_flags=model if shipped else ())
+    ids = [7 + 13 * i % 1900 for i in range(500)]
+    sampling = {"temperature": 0, "max_tokens": 800, "ignore_eos": True}
+    answer = service.stream(service.request(ids=ids, sampling=sampling))
+    assert answer.ids() == plain.stream(plain.request(ids=ids, sampling=sampling)).ids()
+    service.wait_idle()
+    worker = service.decode[0]
+    came = worker.metric("baton_spec_decode_draft_prompt_tokens_total", source="transferred")
+    assert came == (448 if shipped else 0)
+    computed = worker.metric("baton_spec_decode_draft_prompt_tokens_total", source="computed")
+    assert shipped or computed > 448
+    assert worker.metric("baton_spec_decode_accepted_tokens_total") > 50
 
 
 @pytest.mark.parametrize("flag,named", [

@@ -1,11 +1,13 @@
-// The decode side of a data connection on any bytes: first byte even, the peer's bytes come in the
-// stream (tcp); odd, it writes by itself (shm). Whatever is sent, nothing outside of the reserved
-// block is written, and every hand-over ends once.
+// The decode side of a data connection on any bytes. First byte: bit 0, the peer writes by itself
+// (shm), else its bytes come in the stream (tcp); bit 1, the checks of frames stay as they are,
+// else they are made right, so that what is behind them is reached. Whatever is sent, nothing
+// outside of the reserved block is written, and every hand-over ends once.
 
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -95,6 +97,20 @@ void CheckPool(const base::Buffer& pool) {
   }
 }
 
+// Everything that looks like a frame gets the check that fits.
+void SignFrames(std::string* bytes) {
+  const std::string magic = Encode(OpenFrame{}).substr(0, sizeof(kFrameMagic));
+  for (size_t at = bytes->find(magic); at != std::string::npos; at = bytes->find(magic, at + 1)) {
+    if (at + kFrameHeaderBytes > bytes->size()) return;
+    uint32_t body_bytes;
+    std::memcpy(&body_bytes, bytes->data() + at + 8, sizeof(body_bytes));
+    if (body_bytes > bytes->size() - at - kFrameHeaderBytes) continue;
+    const absl::string_view body(bytes->data() + at + kFrameHeaderBytes, body_bytes);
+    const uint32_t check = FrameCheck(bytes->data() + at, body);
+    std::memcpy(bytes->data() + at + 12, &check, sizeof(check));
+  }
+}
+
 void Run(bool peer_writes, const uint8_t* data, size_t size) {
   int ends[2];
   BATON_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
@@ -130,7 +146,10 @@ void ParseAnswers(const uint8_t* data, size_t size) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0 || size > baton::kvtransfer::kMaxInput) return 0;
-  baton::kvtransfer::Run(data[0] % 2 == 1, data + 1, size - 1);
+  std::string bytes(reinterpret_cast<const char*>(data + 1), size - 1);
+  if ((data[0] & 2) == 0) baton::kvtransfer::SignFrames(&bytes);
+  baton::kvtransfer::Run((data[0] & 1) == 1, reinterpret_cast<const uint8_t*>(bytes.data()),
+                         bytes.size());
   baton::kvtransfer::ParseAnswers(data + 1, size - 1);
   return 0;
 }

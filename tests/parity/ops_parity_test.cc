@@ -211,5 +211,49 @@ TEST(OpsAttention, MaskedValueRowsCountAsZeroEvenIfTheyHoldNan) {
   }
 }
 
+// 4-bit groups whose values are huge, infinite or NaN take another way to round.
+TEST(OpsQ4, ScalesOfAnySizeGiveTheBitsOfRef) {
+  constexpr int kRows = 40, kCols = 64, kTokens = 9;
+  for (const float large : {1.0f, 1e32f, 3e36f, INFINITY, NAN}) {
+    const auto run = [&](ops::Backend* backend) {
+      ops::MatrixSource source;
+      source.rows = kRows;
+      source.cols = kCols;
+      source.read_row = [&](int row, float* out) { std::fill_n(out, kCols, 0.0f); };
+      source.read_row_q4 = [&](int row, uint8_t* codes, float* scales, float* minimums) {
+        for (int k = 0; k < kCols; ++k) codes[k] = static_cast<uint8_t>((row * 7 + k * 5) % 16);
+        for (int group = 0; group < kCols / 32; ++group) {
+          scales[group] = 0.01f * Noise(1, row, group);
+          minimums[group] = Noise(2, row, group);
+        }
+        if (row == 17) scales[1] = large;
+        return true;
+      };
+      const auto weights = *backend->Pack(source, false);
+      source.read_row = [&](int row, float* out) {
+        for (int k = 0; k < kCols; ++k) out[k] = Noise(3, row, k);
+      };
+      source.read_row_q4 = nullptr;
+      const auto table = *backend->Pack(source, false);
+      const auto residual = *backend->NewActivation(ops::ActivationKind::kResidual, kTokens, kCols);
+      const auto x = *backend->NewActivation(ops::ActivationKind::kLinearInput, kTokens, kCols);
+      const auto out = *backend->NewActivation(ops::ActivationKind::kProjected, kTokens, kRows);
+      const std::vector<float> norm(kCols, 1e-3f);
+      Record record;
+      for (const int count : {1, kTokens}) {
+        EXPECT_TRUE(backend->Embed(*table, Tokens(count, kRows, 4), residual.get()).ok());
+        EXPECT_TRUE(backend->RmsNorm(*residual, count, norm, 1e-6f, x.get()).ok());
+        EXPECT_TRUE(backend->QkvProject(*x, count, *weights, {}, out.get()).ok());
+        record.emplace_back("out", *backend->Read(*out, count, kRows));
+      }
+      return record;
+    };
+    const Record expected = run(Make("ref", WeightDtype::kQ4).get());
+    for (const std::string& level : Levels())
+      EXPECT_EQ(FirstDifference(expected, run(Make("cpu", WeightDtype::kQ4, level).get())), "")
+          << level << " " << large;
+  }
+}
+
 }  // namespace
 }  // namespace baton::tests

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "engine/ops/cpu/gemm_kernels.h"
 #include "engine/ops/cpu/simd_portable.h"
 #include "engine/ops/flush_denormals.h"
 
@@ -16,6 +17,10 @@ namespace baton::tests {
 // Writes the first differences into `report`; returns their number.
 int SimdDifferencesAvx2(char* report, int size);
 int SimdDifferencesAvx512(char* report, int size);
+// The source of the AVX-512 type over instructions in software: runs wherever AVX2 does.
+int SimdDifferencesAvx512Model(char* report, int size);
+// Those instructions in software against the machine's own; needs AVX-512.
+int Avx512ModelDifferences(char* report, int size);
 
 // The header is compiled with several instruction sets: everything below belongs to one V.
 template <typename V>
@@ -31,6 +36,7 @@ class SimdChecks {
     for (int n = -3; n < 20; ++n) Lanes(n);
     for (int i = 0; i < 300; ++i) Int8Dot(i);
     Transposed();
+    for (uint32_t mantissa = 0; mantissa < 1u << 23; mantissa += 16) Bf16ByProduct(mantissa);
     return differences_;
   }
 
@@ -158,6 +164,23 @@ class SimdChecks {
     V::StoreFp8(got, V::Load(x));
     P::StoreFp8(want, P::Load(x));
     Compare("StoreFp8(bf16)", got, want, 16, false);
+  }
+
+  // Every mantissa, with one exponent or another and either sign.
+  void Bf16ByProduct(uint32_t mantissa) {
+    float x[16];
+    const uint32_t exponent = 1 + (mantissa >> 4) * 7 % 235, sign = mantissa >> 4 & 1;
+    for (int i = 0; i < 16; ++i)
+      x[i] = base::FloatFromBits(sign << 31 | exponent << 23 | (mantissa + i));
+    Same("RoundBf16ByProduct", ops::cpu::RoundBf16ByProduct(V::Load(x)), P::RoundBf16(P::Load(x)));
+    if (mantissa % (1 << 16) != 0) return;
+    // And those around the ties of each exponent.
+    for (uint32_t e = 1; e < 127 + 110; ++e) {
+      for (int i = 0; i < 16; ++i)
+        x[i] = base::FloatFromBits(e << 23 | (mantissa + 0x8000u - 8 + i));
+      Same("RoundBf16ByProduct", ops::cpu::RoundBf16ByProduct(V::Load(x)),
+           P::RoundBf16(P::Load(x)));
+    }
   }
 
   void Lanes(int n) {

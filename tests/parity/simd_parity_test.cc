@@ -14,9 +14,11 @@ TEST(SimdParity, EveryMemberGivesTheBitsOfPlainCode) {
   char report[400] = "";
   if (ops::cpu::DetectedFeatures().avx2) {
     EXPECT_EQ(SimdDifferencesAvx2(report, sizeof(report)), 0) << "avx2: " << report;
+    EXPECT_EQ(SimdDifferencesAvx512Model(report, sizeof(report)), 0) << "avx512_model: " << report;
   }
   if (ops::cpu::DetectedFeatures().avx512) {
     EXPECT_EQ(SimdDifferencesAvx512(report, sizeof(report)), 0) << "avx512: " << report;
+    EXPECT_EQ(Avx512ModelDifferences(report, sizeof(report)), 0) << "instructions: " << report;
   }
 }
 

@@ -144,12 +144,8 @@ class CpuBackend : public Backend {
     BATON_RETURN_IF_ERROR(CheckPagedAttention(args, out.max_tokens(), qkv.width(), out.width()));
     BATON_RETURN_IF_ERROR(CheckAtMost("paged attention", "D", args.head_dim, kMaxHeadDim));
     const ScopedFlushDenormals flush;
-    RunAttention(
-        args,
-        {.qkv = qkv.rows(), .stride = qkv.stride(), .out = out.input()},
-        kernels_,
-        &pool_,
-        [this](int thread) { return ScratchOf(thread); });
+    RunAttention(args, {.qkv = qkv.rows(), .stride = qkv.stride(), .out = out.input()}, kernels_,
+                 &pool_, [this](int thread) { return ScratchOf(thread); });
     Quantize(out.input(), args.num_tokens);
     return absl::OkStatus();
   }

@@ -1,5 +1,6 @@
 #include "engine/ops/cpu/cpu_tensors.h"
 
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -55,6 +56,7 @@ absl::StatusOr<std::unique_ptr<CpuMatrix>> CpuMatrix::Pack(const MatrixSource& s
   pool->ParallelFor(matrix->num_panels_, 1, [&](int begin, int end, int) {
     for (int panel = begin; panel < end; ++panel) matrix->PackPanel(source, panel);
   });
+  w.q4_wide = matrix->q4_wide_.load();
   return matrix;
 }
 
@@ -135,6 +137,7 @@ void CpuMatrix::PackRowQ4(const MatrixSource& source,
   for (int group = 0; group < groups; ++group) {
     uint8_t* tile = TileOf(place, group);
     const float scale = PlainNan(scales[group]), minimum = PlainNan(minimums[group]);
+    if (!(16 * std::fabs(scale) + std::fabs(minimum) < 0x1p110f)) q4_wide_.store(true);
     for (int pair = 0; pair < 16; ++pair) {
       const uint8_t* two = codes.data() + group * kQ4Group + 2 * pair;
       tile[16 * pair + place.lane] = static_cast<uint8_t>((two[0] & 15) | (two[1] & 15) << 4);

@@ -12,28 +12,28 @@
 
 namespace baton::ops::cpu {
 
-// Ahead of the line being read when weights come from memory (one token): two pages' worth of time
-// on the machines measured.
-inline constexpr int kPrefetchBytes = 2048;
+// Dots of one tile (16 outputs) with kTokens rows of a over some steps of 16 lines, `step_bytes`
+// apart; their sums are added to acc [kTokens].
+template <typename V, int kTokens>
+struct TileSums {
+  // One token reads weights from memory.
+  [[gnu::always_inline]] static inline void Prefetch(const uint8_t* line) {
+    if constexpr (kTokens == 1) __builtin_prefetch(line + V::kPrefetchBytes);
+  }
 
-// Tiles of 16 outputs; kTiles of them (1 or 2, side by side) against kTokens rows of a.
-template <typename V, int kTokens, int kTiles>
-struct Dots {
-  static constexpr int kUnroll = kTokens == 1 ? 8 : 4;  // pairs
-
-  // bf16: adds `num_steps` chunks of 32 k to acc [kTiles][kTokens]. a: f32 rows of bf16 values. The
-  // even and the odd chain of each output stay in registers over a chunk.
-  [[gnu::always_inline]] static inline void Bf16(const float* a,
-                                                 size_t stride,
-                                                 const uint8_t* b,
-                                                 size_t step_bytes,
-                                                 int num_steps,
-                                                 V (*acc)[kTokens]) {
+  // bf16: 32 k a step. a: f32 rows of bf16 values. The even and the odd chain of each output stay
+  // in registers over a step.
+  [[gnu::always_inline]] static inline void Bf16(
+      const float* a, size_t stride, const uint8_t* b, size_t step_bytes, int num_steps, V* acc) {
+    if constexpr (V::kChainsInTurn && kTokens > 3) {
+      ChainsInTurn(a, stride, b, step_bytes, num_steps, acc);
+      return;
+    }
+    constexpr int kUnroll = kTokens == 1 ? 16 : 4;  // pairs
     for (int step = 0; step < num_steps; ++step, b += step_bytes, a += 32) {
-      V even[kTiles][kTokens], odd[kTiles][kTokens];
+      V even[kTokens], odd[kTokens];
 #pragma GCC unroll 16
-      for (int i = 0; i < kTiles * kTokens; ++i)
-        even[i / kTokens][i % kTokens] = odd[i / kTokens][i % kTokens] = V::Zero();
+      for (int t = 0; t < kTokens; ++t) even[t] = odd[t] = V::Zero();
       const float* x = a;
       const uint8_t* lines = b;
 #pragma GCC unroll 1
@@ -41,78 +41,137 @@ struct Dots {
         // Hides where the pointers come from: the compiler would keep one for each access.
         __asm__("" : "+r"(x), "+r"(lines));
 #pragma GCC unroll 16
-        for (int i = 0; i < kTiles * kUnroll; ++i) {
-          const int pair = i / kTiles, tile = i % kTiles;
-          const uint8_t* line = lines + tile * kTileBytes + 64 * pair;
-          if (kTokens == 1) __builtin_prefetch(line + kPrefetchBytes);
-          const V w = V::PairsEven(line);
+        for (int pair = 0; pair < kUnroll; ++pair) {
+          Prefetch(lines + 64 * pair);
+          const V w = V::PairsEven(lines + 64 * pair);
 #pragma GCC unroll 16
-          for (int t = 0; t < kTokens; ++t) {
-            even[tile][t] = V::Fma(V::Broadcast(x[t * stride + 2 * pair]), w, even[tile][t]);
-          }
-          const V v = V::PairsOdd(line);
+          for (int t = 0; t < kTokens; ++t)
+            even[t] = V::Fma(V::Broadcast(x[t * stride + 2 * pair]), w, even[t]);
+          const V v = V::PairsOdd(lines + 64 * pair);
 #pragma GCC unroll 16
-          for (int t = 0; t < kTokens; ++t) {
-            odd[tile][t] = V::Fma(V::Broadcast(x[t * stride + 2 * pair + 1]), v, odd[tile][t]);
-          }
+          for (int t = 0; t < kTokens; ++t)
+            odd[t] = V::Fma(V::Broadcast(x[t * stride + 2 * pair + 1]), v, odd[t]);
         }
       }
 #pragma GCC unroll 16
-      for (int i = 0; i < kTiles * kTokens; ++i) {
-        V& sum = acc[i / kTokens][i % kTokens];
-        sum = V::Add(sum, V::Add(even[i / kTokens][i % kTokens], odd[i / kTokens][i % kTokens]));
+      for (int t = 0; t < kTokens; ++t) acc[t] = V::Add(acc[t], V::Add(even[t], odd[t]));
+    }
+  }
+
+  // The same with all even chains of a step before its odd ones: twice the tokens for the same
+  // registers, so half the work on weights. For vector types of few registers; a function of its
+  // own, or the compiler spends them on the caller's pointers.
+  [[gnu::noinline]] static void ChainsInTurn(
+      const float* a, size_t stride, const uint8_t* b, size_t step_bytes, int num_steps, V* acc) {
+    for (int step = 0; step < num_steps; ++step, b += step_bytes, a += 32) {
+      V even[kTokens], odd[kTokens];
+      alignas(64) float saved[kTokens * 16];
+      Chain<false>(a, stride, b, even);
+#pragma GCC unroll 16
+      for (int t = 0; t < kTokens; ++t) V::Store(saved + 16 * t, even[t]);
+      __asm__ volatile("" ::: "memory");  // they stay there: no register is left
+      Chain<true>(a, stride, b, odd);
+#pragma GCC unroll 16
+      for (int t = 0; t < kTokens; ++t)
+        acc[t] = V::Add(acc[t], V::Add(V::Load(saved + 16 * t), odd[t]));
+    }
+  }
+
+  // One chain of each token over a step.
+  template <bool kOdd>
+  [[gnu::always_inline]] static inline void Chain(const float* a,
+                                                  size_t stride,
+                                                  const uint8_t* lines,
+                                                  V* sum) {
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t) sum[t] = V::Zero();
+    const float* x = a + (kOdd ? 1 : 0);
+    const float* x3 = x + 3 * stride;  // rows 3, 4, 5 by the same three distances as rows 0, 1, 2
+#pragma GCC unroll 1
+    for (int group = 0; group < 4; ++group, x += 8, x3 += 8, lines += 4 * 64) {
+      __asm__("" : "+r"(x), "+r"(x3), "+r"(lines));  // as in Bf16
+#pragma GCC unroll 16
+      for (int pair = 0; pair < 4; ++pair) {
+        const V w = kOdd ? V::PairsOdd(lines + 64 * pair) : V::PairsEven(lines + 64 * pair);
+#pragma GCC unroll 16
+        for (int t = 0; t < kTokens; ++t) {
+          const float* row = t < 3 ? x + t * stride : x3 + (t - 3) * stride;
+          sum[t] = V::Fma(V::Broadcast(row[2 * pair]), w, sum[t]);
+        }
       }
     }
   }
 
-  // f32: one chain per output over lines [0, num_lines) of the tiles; 16 lines a step.
-  [[gnu::always_inline]] static inline void F32(const float* a,
-                                                size_t stride,
-                                                const uint8_t* b,
-                                                size_t step_bytes,
-                                                int num_lines,
-                                                V (*acc)[kTokens]) {
-    V sum[kTiles][kTokens];
+  // f32: 16 k a step; each output is one chain over lines [0, num_lines).
+  [[gnu::always_inline]] static inline void F32(
+      const float* a, size_t stride, const uint8_t* b, size_t step_bytes, int num_lines, V* acc) {
+    V sum[kTokens];
 #pragma GCC unroll 16
-    for (int i = 0; i < kTiles * kTokens; ++i)
-      sum[i / kTokens][i % kTokens] = acc[i / kTokens][i % kTokens];
+    for (int t = 0; t < kTokens; ++t) sum[t] = acc[t];
     for (; num_lines > 0; num_lines -= 16, b += step_bytes, a += 16) {
       const int lines = num_lines < 16 ? num_lines : 16;
       for (int line = 0; line < lines; ++line) {
-#pragma GCC unroll 2
-        for (int tile = 0; tile < kTiles; ++tile) {
-          const uint8_t* p = b + tile * kTileBytes + 64 * line;
-          if (kTokens == 1) __builtin_prefetch(p + kPrefetchBytes);
-          const V w = V::Load(reinterpret_cast<const float*>(p));
+        Prefetch(b + 64 * line);
+        const V w = V::Load(reinterpret_cast<const float*>(b + 64 * line));
 #pragma GCC unroll 16
-          for (int t = 0; t < kTokens; ++t) {
-            sum[tile][t] = V::Fma(V::Broadcast(a[t * stride + line]), w, sum[tile][t]);
-          }
-        }
+        for (int t = 0; t < kTokens; ++t)
+          sum[t] = V::Fma(V::Broadcast(a[t * stride + line]), w, sum[t]);
       }
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < kTiles * kTokens; ++i)
-      acc[i / kTokens][i % kTokens] = sum[i / kTokens][i % kTokens];
+    for (int t = 0; t < kTokens; ++t) acc[t] = sum[t];
+  }
+
+  // int8: 64 k a step, exact.
+  [[gnu::always_inline]] static inline void Int8(const typename V::Code* a,
+                                                 size_t stride,
+                                                 const uint8_t* b,
+                                                 size_t step_bytes,
+                                                 int num_steps,
+                                                 typename V::CodeSums* acc,
+                                                 typename V::LineSums* line_acc) {
+    typename V::CodeSums sums[kTokens];
+    typename V::LineSums line_sums = *line_acc;
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t) sums[t] = acc[t];
+    for (int step = 0; step < num_steps; ++step, b += step_bytes, a += 64) {
+#pragma GCC unroll 2
+      for (int line = 0; line < 16; ++line) {
+        Prefetch(b + 64 * line);
+        V::template DotLine<kTokens>(b + 64 * line, a + 4 * line, stride, sums, &line_sums);
+      }
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t) acc[t] = sums[t];
+    *line_acc = line_sums;
   }
 };
 
-// Sums of one panel of f32 or bf16 lines for kTokens rows from zero. `count`: lines of f32, steps
-// of bf16.
+// One token: both tiles of a step go before the next step, because weights come from memory, and
+// should in the order they lie there. Two passes over a panel, a tile each, lose a third of the
+// bandwidth. (More tokens find the panel in a cache, but for their first.)
+template <int kTokens>
+inline constexpr bool kStepByStep = kTokens == 1;
+
+// Sums of one panel of f32 or bf16 lines for kTokens rows from zero, both tiles. `count`: lines of
+// f32, steps of bf16.
 template <typename V, bool kF32, int kTokens>
 [[gnu::always_inline]] inline void PanelSums(
     const float* a, size_t stride, const uint8_t* panel, int count, V (*out)[kTokens]) {
+  using Sums = TileSums<V, kTokens>;
   constexpr size_t kStepBytes = 2 * kTileBytes;
-  constexpr int kTiles =
-      kTokens == 1 ? 2 : 1;  // one token: both tiles at once, or there are too few chains
+  constexpr int kAtOnce = kF32 ? 16 : 1;  // of `count` in a step
   for (int i = 0; i < 2 * kTokens; ++i) out[i / kTokens][i % kTokens] = V::Zero();
-  for (int tile = 0; tile < 2; tile += kTiles) {
-    if constexpr (kF32) {
-      Dots<V, kTokens, kTiles>::F32(a, stride, panel + tile * kTileBytes, kStepBytes, count,
-                                    out + tile);
-    } else {
-      Dots<V, kTokens, kTiles>::Bf16(a, stride, panel + tile * kTileBytes, kStepBytes, count,
-                                     out + tile);
+  const int most = kStepByStep<kTokens> ? kAtOnce : count;
+  for (; count > 0; count -= most, panel += kStepBytes, a += kF32 ? 16 : 32) {
+    const int now = count < most ? count : most;
+#pragma GCC unroll 2
+    for (int tile = 0; tile < 2; ++tile) {
+      if constexpr (kF32) {
+        Sums::F32(a, stride, panel + tile * kTileBytes, kStepBytes, now, out[tile]);
+      } else {
+        Sums::Bf16(a, stride, panel + tile * kTileBytes, kStepBytes, now, out[tile]);
+      }
     }
   }
 }
@@ -142,27 +201,29 @@ template <int kMost, typename F>
   }
 }
 
-// int8: exact sums of `num_steps` chunks of 64 k, one tile, as f32. `stride` in codes.
+// int8: the exact sums of `num_steps` chunks of 64 k as f32, both tiles. `stride` in codes.
 template <typename V, int kTokens>
-[[gnu::always_inline]] inline void DotsInt8(const typename V::Code* a,
-                                            size_t stride,
-                                            const uint8_t* b,
-                                            size_t step_bytes,
-                                            int num_steps,
-                                            V* out) {
-  typename V::CodeSums sums[kTokens];
-  typename V::LineSums line_sums = V::ZeroLineSums();
-#pragma GCC unroll 16
-  for (int t = 0; t < kTokens; ++t) sums[t] = V::ZeroSums();
-  for (int step = 0; step < num_steps; ++step, b += step_bytes, a += 64) {
+[[gnu::always_inline]] inline void PanelSumsInt8(const typename V::Code* a,
+                                                 size_t stride,
+                                                 const uint8_t* panel,
+                                                 int num_steps,
+                                                 V (*out)[kTokens]) {
+  constexpr size_t kStepBytes = 2 * kTileBytes;
+  typename V::CodeSums sums[2][kTokens];
+  typename V::LineSums line_sums[2] = {V::ZeroLineSums(), V::ZeroLineSums()};
+  for (int i = 0; i < 2 * kTokens; ++i) sums[i / kTokens][i % kTokens] = V::ZeroSums();
+  const int now = kStepByStep<kTokens> ? 1 : num_steps;
+  for (; num_steps > 0; num_steps -= now, panel += kStepBytes, a += 64) {
 #pragma GCC unroll 2
-    for (int line = 0; line < 16; ++line) {
-      if (kTokens == 1) __builtin_prefetch(b + 64 * line + kPrefetchBytes);
-      V::template DotLine<kTokens>(b + 64 * line, a + 4 * line, stride, sums, &line_sums);
+    for (int tile = 0; tile < 2; ++tile) {
+      TileSums<V, kTokens>::Int8(a, stride, panel + tile * kTileBytes, kStepBytes, now, sums[tile],
+                                 &line_sums[tile]);
     }
   }
-#pragma GCC unroll 16
-  for (int t = 0; t < kTokens; ++t) out[t] = V::FinishSums(sums[t], line_sums);
+  for (int i = 0; i < 2 * kTokens; ++i) {
+    const int tile = i / kTokens, t = i % kTokens;
+    out[tile][t] = V::FinishSums(sums[tile][t], line_sums[tile]);
+  }
 }
 
 // What becomes of the sums of one token and one panel: `low` over all of K, or (kAdd) `low` and
@@ -192,48 +253,77 @@ template <typename V>
   }
 }
 
-// The bf16 weights of one line of a kQ4 tile: bf16(fma(scale, code, minimum)), even k and odd k.
+// x rounded to bf16 (nearest even) by Veltkamp's splitting: three roundings where integers take
+// five steps. Exact for finite |x| < 2^110. (A tie has an even last digit in f32, so the product's
+// and the difference's ties go the same way as the result's.)
 template <typename V>
+[[gnu::always_inline]] inline V RoundBf16ByProduct(V x) {
+  const V product = V::Mul(x, V::Broadcast(65537.0f));
+  return V::Sub(product, V::Sub(product, x));
+}
+
+// The bf16 weights of one line of a kQ4 tile: bf16(fma(scale, code, minimum)), even k and odd k.
+template <typename V, bool kWide>
 [[gnu::always_inline]] inline void Q4Line(
     const uint8_t* line, V scale, V minimum, V* even, V* odd) {
   V::LoadNibbles(line, even, odd);
-  *even = V::RoundBf16NotNan(V::Fma(scale, *even, minimum));
-  *odd = V::RoundBf16NotNan(V::Fma(scale, *odd, minimum));
+  *even = V::Fma(scale, *even, minimum);
+  *odd = V::Fma(scale, *odd, minimum);
+  if constexpr (kWide) {
+    *even = V::RoundBf16NotNan(*even);
+    *odd = V::RoundBf16NotNan(*odd);
+  } else {
+    *even = RoundBf16ByProduct(*even);
+    *odd = RoundBf16ByProduct(*odd);
+  }
 }
 
 // Writes one panel of kQ4 as bf16 lines.
-template <typename V>
-inline void ExpandQ4(const Weights& w, const uint8_t* panel, uint8_t* out) {
-  for (int i = 0; i < 2 * w.num_steps; ++i, panel += kQ4TileBytes, out += kTileBytes) {
+template <typename V, bool kWide>
+inline void ExpandQ4Panel(int num_tiles, const uint8_t* panel, uint8_t* out) {
+  for (int i = 0; i < num_tiles; ++i, panel += kQ4TileBytes, out += kTileBytes) {
     const V scale = V::Load(reinterpret_cast<const float*>(panel + 256));
     const V minimum = V::Load(reinterpret_cast<const float*>(panel + 320));
     for (int pair = 0; pair < 16; ++pair) {
       V even, odd;
-      Q4Line(panel + 16 * pair, scale, minimum, &even, &odd);
+      Q4Line<V, kWide>(panel + 16 * pair, scale, minimum, &even, &odd);
       V::StorePairs(out + 64 * pair, even, odd);
     }
   }
 }
 
-// The bf16 dot of one row with one kQ4 tile, expanded in registers.
 template <typename V>
-[[gnu::always_inline]] inline V DotQ4(const float* a, const uint8_t* tile, int num_steps) {
-  V sum = V::Zero();
-  for (int step = 0; step < num_steps; ++step, tile += 2 * kQ4TileBytes, a += 32) {
-    const V scale = V::Load(reinterpret_cast<const float*>(tile + 256));
-    const V minimum = V::Load(reinterpret_cast<const float*>(tile + 320));
-    V even = V::Zero(), odd = V::Zero();
+inline void ExpandQ4(const Weights& w, const uint8_t* panel, uint8_t* out) {
+  w.q4_wide ? ExpandQ4Panel<V, true>(2 * w.num_steps, panel, out)
+            : ExpandQ4Panel<V, false>(2 * w.num_steps, panel, out);
+}
+
+// The bf16 dots of one row with one kQ4 panel, expanded in registers.
+template <typename V, bool kWide>
+[[gnu::always_inline]] inline void PanelSumsQ4(const float* a,
+                                               const uint8_t* panel,
+                                               int num_steps,
+                                               V (*out)[1]) {
+  V acc[2] = {V::Zero(), V::Zero()};
+  for (int step = 0; step < num_steps; ++step, a += 32) {
+#pragma GCC unroll 1
+    for (int tile = 0; tile < 2; ++tile, panel += kQ4TileBytes) {
+      const V scale = V::Load(reinterpret_cast<const float*>(panel + 256));
+      const V minimum = V::Load(reinterpret_cast<const float*>(panel + 320));
+      V even = V::Zero(), odd = V::Zero();
 #pragma GCC unroll 4
-    for (int pair = 0; pair < 16; ++pair) {
-      if (pair % 4 == 0) __builtin_prefetch(tile + 16 * pair + kPrefetchBytes);
-      V low, high;
-      Q4Line(tile + 16 * pair, scale, minimum, &low, &high);
-      even = V::Fma(V::Broadcast(a[2 * pair]), low, even);
-      odd = V::Fma(V::Broadcast(a[2 * pair + 1]), high, odd);
+      for (int pair = 0; pair < 16; ++pair) {
+        if (pair % 4 == 0) __builtin_prefetch(panel + 16 * pair + V::kPrefetchBytes);
+        V low, high;
+        Q4Line<V, kWide>(panel + 16 * pair, scale, minimum, &low, &high);
+        even = V::Fma(V::Broadcast(a[2 * pair]), low, even);
+        odd = V::Fma(V::Broadcast(a[2 * pair + 1]), high, odd);
+      }
+      acc[tile] = V::Add(acc[tile], V::Add(even, odd));
     }
-    sum = V::Add(sum, V::Add(even, odd));
   }
-  return sum;
+  out[0][0] = acc[0];
+  out[1][0] = acc[1];
 }
 
 template <typename V>
@@ -303,9 +393,9 @@ struct Gemm {
       SumsInt8<kTokens>(args, b, panel, t, from, to, out);
     } else if constexpr (kDtype == Dtype::kQ4) {
       const float* a = args.x.rows + static_cast<size_t>(t) * args.x.stride + from * 32;
-      const uint8_t* tile = data + static_cast<size_t>(from) * 2 * kQ4TileBytes;
-      out[0][0] = DotQ4<V>(a, tile, to - from);
-      out[1][0] = DotQ4<V>(a, tile + kQ4TileBytes, to - from);
+      const uint8_t* panel_data = data + static_cast<size_t>(from) * 2 * kQ4TileBytes;
+      args.w.q4_wide ? PanelSumsQ4<V, true>(a, panel_data, to - from, out)
+                     : PanelSumsQ4<V, false>(a, panel_data, to - from, out);
     } else {
       constexpr bool kF32 = kDtype == Dtype::kF32;
       constexpr int kStep = kF32 ? 16 : 32;
@@ -326,8 +416,8 @@ struct Gemm {
     const size_t stride = args.x.code_stride / sizeof(typename V::Code);
     const auto* a = reinterpret_cast<const typename V::Code*>(args.x.codes) +
                     static_cast<size_t>(t) * stride + 64 * from;
+    PanelSumsInt8<V, kTokens>(a, stride, b, to - from, out);
     for (int tile = 0; tile < 2; ++tile) {
-      DotsInt8<V, kTokens>(a, stride, b + tile * kTileBytes, 2 * kTileBytes, to - from, out[tile]);
       const V scales = V::Load(args.w.row_scales + panel * kPanelRows + tile * kTileRows);
       for (int i = 0; i < kTokens; ++i) {
         out[tile][i] = V::Mul(out[tile][i], V::Mul(V::Broadcast(args.x.scales[t + i]), scales));

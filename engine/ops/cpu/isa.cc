@@ -66,6 +66,7 @@ constexpr Level kLevels[] = {
     // lowest first
     {"portable", &PortableKernels, [] { return true; }, true},
     {"avx2", &Avx2Kernels, [] { return DetectedFeatures().avx2; }, false},
+    {"avx512_model", &Avx512ModelKernels, [] { return DetectedFeatures().avx2; }, true},
     {"amx_model", &AmxModelKernels, [] { return DetectedFeatures().avx2; }, true},
     {"avx512", &Avx512Kernels, [] { return DetectedFeatures().avx512; }, false},
     {"amx", &AmxKernels, [] { return DetectedFeatures().amx; }, false},
@@ -107,7 +108,8 @@ absl::StatusOr<const Kernels*> ChooseKernels(absl::string_view isa) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat("cpu isa \"", isa,
-                   "\": accepted: auto, avx2, avx512, amx (and for tests portable, amx_model)"));
+                   "\": accepted: auto, avx2, avx512, amx (and for tests portable, "
+                   "avx512_model, amx_model)"));
 }
 
 }  // namespace baton::ops::cpu

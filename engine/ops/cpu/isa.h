@@ -21,9 +21,9 @@ const CpuFeatures& DetectedFeatures();
 std::string AvailableLevels();
 
 // `isa`: auto, avx2, avx512, amx: the highest level that may be used, which must be there; auto
-// (then the environment variable BATON_CPU_ISA, if set) takes the best. portable and amx_model (AMX
-// kernels over tiles in software) exist for tests. Errors: INVALID_ARGUMENT for another name;
-// UNAVAILABLE naming what is there.
+// (then the environment variable BATON_CPU_ISA, if set) takes the best. portable, avx512_model and
+// amx_model (the AVX-512 and AMX kernels over instructions and tiles in software) exist for tests.
+// Errors: INVALID_ARGUMENT for another name; UNAVAILABLE naming what is there.
 absl::StatusOr<const Kernels*> ChooseKernels(absl::string_view isa);
 
 }  // namespace baton::ops::cpu

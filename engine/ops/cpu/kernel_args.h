@@ -30,6 +30,7 @@ struct Weights {
   int cut_step;  // where ProjectAdd's high half begins
   int cols;
   const float* row_scales;  // kInt8: [panels * 32]
+  bool q4_wide;             // kQ4: some value may reach 2^110, or is infinite or NaN
 };
 
 // How the input of linear layers lies in memory.
@@ -147,6 +148,7 @@ const Kernels* PortableKernels();
 const Kernels* Avx2Kernels();
 const Kernels* Avx512Kernels();
 const Kernels* AmxKernels();
+const Kernels* Avx512ModelKernels();
 const Kernels* AmxModelKernels();
 
 }  // namespace baton::ops::cpu

@@ -17,8 +17,10 @@ namespace baton::ops::cpu {
 struct Avx2Vec {
   __m256 lo, hi;
 
-  static constexpr int kGemmTokens = 3;  // 2 chains x 2 registers x 3 tokens = 12 of 16 registers
+  static constexpr int kGemmTokens = 6;  // 2 registers x 6 tokens = 12 of 16 registers
+  static constexpr bool kChainsInTurn = true;
   static constexpr int kInt8Tokens = 2;
+  static constexpr int kPrefetchBytes = 1024;
   static constexpr int kF32Tokens = 6;  // one chain x 2 registers x 6 tokens
   using Mask = Avx2Vec;
 
@@ -112,10 +114,10 @@ struct Avx2Vec {
         _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
   }
   BATON_INLINE Avx2Vec LoadFp8Pairs(const uint8_t* p) {
-    const __m128i lo = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    const __m128i hi = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16));
-    return {_mm256_castsi256_ps(Bf16FromFp8(_mm256_cvtepu8_epi16(lo))),
-            _mm256_castsi256_ps(Bf16FromFp8(_mm256_cvtepu8_epi16(hi)))};
+    __m256i low, high;
+    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    Bf16FromFp8(_mm256_permute4x64_epi64(codes, 0xd8), &low, &high);
+    return {_mm256_castsi256_ps(low), _mm256_castsi256_ps(high)};
   }
   BATON_INLINE float ReduceMax(Avx2Vec a) {
     const __m256 eight = _mm256_max_ps(a.lo, a.hi);
@@ -134,7 +136,11 @@ struct Avx2Vec {
   BATON_INLINE void ZipFp8(uint8_t* line, const uint8_t* even, const uint8_t* odd) {
     const __m128i e = _mm_loadu_si128(reinterpret_cast<const __m128i*>(even));
     const __m128i o = _mm_loadu_si128(reinterpret_cast<const __m128i*>(odd));
-    Zip(line, Bf16FromFp8(_mm256_cvtepu8_epi16(e)), Bf16FromFp8(_mm256_cvtepu8_epi16(o)));
+    const __m256i codes = _mm256_set_m128i(_mm_unpackhi_epi8(e, o), _mm_unpacklo_epi8(e, o));
+    __m256i low, high;
+    Bf16FromFp8(_mm256_permute4x64_epi64(codes, 0xd8), &low, &high);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(line), low);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(line + 32), high);
   }
   BATON_INLINE void LoadNibbles(const uint8_t* p, Avx2Vec* low, Avx2Vec* high) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -259,23 +265,34 @@ struct Avx2Vec {
     return _mm256_castsi256_ps(
         _mm256_and_si256(picked, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
   }
-  // 16-bit lanes. The eight subnormal codes come from a table of bytes: low halves at 0..7, high
-  // halves at 8..15.
-  BATON_INLINE __m256i Bf16FromFp8(__m256i code) {
-    const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-        0, 0, -128, -64, 0, 0x20, 0x40, 0x60, 0, 0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c));
-    const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi16(0x7f));
-    const __m256i sign = _mm256_slli_epi16(_mm256_xor_si256(code, magnitude), 8);
-    const __m256i normal =
-        _mm256_add_epi16(_mm256_slli_epi16(magnitude, 4), _mm256_set1_epi16(120 << 7));
-    const __m256i index = _mm256_or_si256(
-        magnitude, _mm256_slli_epi16(_mm256_add_epi16(magnitude, _mm256_set1_epi16(8)), 8));
-    const __m256i small = _mm256_shuffle_epi8(table, index);
-    __m256i bits =
-        _mm256_blendv_epi8(normal, small, _mm256_cmpgt_epi16(_mm256_set1_epi16(8), magnitude));
-    const __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
-    bits = _mm256_blendv_epi8(bits, _mm256_set1_epi16(0x7fc0), nan);
-    return _mm256_or_si256(bits, sign);
+  // 32 codes -> bf16 of codes 0-7 and 16-23 (low), 8-15 and 24-31 (high). Works on bytes: the high
+  // byte of a bf16 comes from the code's high four bits, the low byte is the low four; codes whose
+  // exponent's upper three bits are 0 (all subnormal ones among them) come from tables.
+  BATON_INLINE void Bf16FromFp8(__m256i codes, __m256i* low, __m256i* high) {
+    const auto table = [](__m128i bytes) { return _mm256_broadcastsi128_si256(bytes); };
+    const __m256i highs = table(_mm_setr_epi8(0, 0x3d, 0x3e, 0x3f, 0x40, 0x41, 0x42, 0x43, -128,
+                                              -67, -66, -65, -64, -63, -62, -61));
+    const __m256i small_highs =
+        table(_mm_setr_epi8(0, 0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c,
+                            0x3c, 0x3c, 0x3c, 0x3c));
+    // What differs from the low four bits.
+    const __m256i small_lows =
+        table(_mm_setr_epi8(0, 0x10, -96, -16, 0x40, 0x70, 0x20, 0x10, 0, 0, 0, 0, 0, 0, 0, 0));
+    const __m256i four = _mm256_set1_epi8(15);
+    const __m256i digit = _mm256_and_si256(codes, four);
+    const __m256i large =
+        _mm256_cmpgt_epi8(_mm256_and_si256(codes, _mm256_set1_epi8(0x70)), _mm256_setzero_si256());
+    const __m256i index = _mm256_or_si256(digit, large);  // bit 7: the table gives 0
+    __m256i upper = _mm256_shuffle_epi8(highs, _mm256_and_si256(_mm256_srli_epi16(codes, 4), four));
+    upper = _mm256_or_si256(upper, _mm256_shuffle_epi8(small_highs, index));
+    __m256i lower = _mm256_slli_epi16(digit, 4);
+    lower = _mm256_xor_si256(lower, _mm256_shuffle_epi8(small_lows, index));
+    const __m256i all = _mm256_set1_epi8(0x7f);
+    const __m256i nan = _mm256_cmpeq_epi8(_mm256_and_si256(codes, all), all);
+    upper = _mm256_or_si256(upper, _mm256_and_si256(nan, all));
+    lower = _mm256_xor_si256(lower, _mm256_and_si256(nan, _mm256_set1_epi8(0x30)));
+    *low = _mm256_unpacklo_epi8(lower, upper);
+    *high = _mm256_unpackhi_epi8(lower, upper);
   }
   BATON_INLINE __m256 FromFp8(__m256i code) {
     const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi32(0x7f));

@@ -19,7 +19,9 @@ struct Avx512Vec {
   __m512 v;
 
   static constexpr int kGemmTokens = 12;  // 2 chains x 12 tokens = 24 of 32 registers
+  static constexpr bool kChainsInTurn = false;
   static constexpr int kInt8Tokens = 12;
+  static constexpr int kPrefetchBytes = 2048;
   static constexpr int kF32Tokens = 12;
   struct Mask {
     __mmask16 m;

@@ -19,8 +19,11 @@ struct PortableVec {
   float v[16];
 
   // Most tokens of one register tile.
-  static constexpr int kGemmTokens = 3;
+  static constexpr int kGemmTokens = 6;
+  static constexpr bool kChainsInTurn = true;  // in GEMM, of one parity of k, then of the other
   static constexpr int kInt8Tokens = 2;
+  // How far ahead weights are fetched that come from memory (one token).
+  static constexpr int kPrefetchBytes = 2048;
   static constexpr int kF32Tokens = 6;
   struct Mask {
     bool on[16];

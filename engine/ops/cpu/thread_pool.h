@@ -4,19 +4,22 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <thread>
 #include <vector>
 
 namespace baton::ops::cpu {
 
 // Runs one function on all threads at once, the caller's among them. Waiting is a short, bounded
-// spin, then a futex, so that many processes may share few cores. Engine thread only (one caller at
-// a time).
+// spin, then a futex, so that many processes may share few cores. The caller never waits for a
+// worker that has not begun: what a worker does not take (its core is busy with another process, or
+// it is still waking up), the caller does itself. Engine thread only (one caller at a time).
 class ThreadPool {
  public:
   // `num_threads` counts the caller.
   // `pin`: worker i stays on the i-th CPU that the process may use; the caller is not moved.
-  ThreadPool(int num_threads, bool pin);
+  // `before_join`: for tests, a worker calls it each time before it takes part in a job.
+  ThreadPool(int num_threads, bool pin, std::function<void()> before_join = nullptr);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -47,18 +50,28 @@ class ThreadPool {
  private:
   using Job = void (*)(const void* context, int thread);
 
+  // `job` returns when nothing is left to take.
   void Run(Job job, const void* context);
+  // Ends the job for workers that have not joined it, and waits for those that have.
+  void Close();
   void WorkerLoop(int thread, bool pin);
-  // True once `value` differs from `old` within the spin limit.
-  static bool SpinWhileEqual(const std::atomic<uint32_t>& value, uint32_t old);
+  // Returns the number of the next job, after waiting for it.
+  uint32_t WaitForJob(uint32_t seen);
+  // Counts this thread in, unless job number `epoch` is closed.
+  bool Join(uint32_t epoch);
+  void Leave();
 
+  const std::function<void()> before_join_;
   std::vector<std::thread> workers_;
   Job job_ = nullptr;
   const void* context_ = nullptr;
   alignas(64) std::atomic<uint32_t> epoch_{0};  // counts jobs; workers wait for it to move
   std::atomic<uint32_t> sleepers_{0};           // workers in the futex
   std::atomic<bool> stop_{false};
-  alignas(64) std::atomic<uint32_t> remaining_{0};  // workers that have not finished the job
+  // Number of the job (high half); kClosed; workers in it.
+  static constexpr uint64_t kClosed = uint64_t{1} << 31;
+  alignas(64) std::atomic<uint64_t> gate_{kClosed};
+  std::atomic<uint32_t> finished_{0};  // moves when the last worker leaves a closed job
   std::atomic<bool> caller_sleeps_{false};
   alignas(64) std::atomic<int> next_{0};
 };

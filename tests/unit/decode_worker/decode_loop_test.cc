@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 
 #include "tests/support/collecting_sink.h"
+#include "tests/support/fake_receiver.h"
 #include "tests/support/fake_runner.h"
 
 namespace baton::decode {
@@ -17,40 +18,12 @@ namespace {
 using kvtransfer::ReceiverEvent;
 using testing::CollectingSink;
 using testing::FakePrompt;
+using testing::FakeReceiver;
 using testing::FakeRequest;
 using testing::FakeRunner;
 using testing::GreedyIds;
 using worker::v1::DecodeResponse;
 using Sink = CollectingSink<DecodeResponse>;
-
-// Numbers reservations; what happens to them is the test's to say.
-class FakeReceiver : public kvtransfer::Receiver {
- public:
-  worker::v1::Handoff Reserve(kvtransfer::Reservation reservation) override {
-    worker::v1::Handoff handoff;
-    handoff.set_reservation_id(next_id++);
-    handoff.set_decode_incarnation("0123456789abcdef");
-    reservations[handoff.reservation_id()] = std::move(reservation);
-    return handoff;
-  }
-  bool Revoke(uint64_t reservation_id, absl::string_view reason) override {
-    revoked.push_back(reservation_id);
-    return revoke_answer;
-  }
-  absl::StatusOr<worker::v1::Hello> OnPeerHello(const worker::v1::Hello&,
-                                                kvtransfer::PeerLink*,
-                                                kvtransfer::SessionId*) override {
-    return absl::UnimplementedError("");
-  }
-  void OnMessage(kvtransfer::SessionId, const worker::v1::PeerMessage&) override {}
-  void OnPeerGone(kvtransfer::SessionId) override {}
-  std::vector<PeerInfo> peers() const override { return {}; }
-
-  uint64_t next_id = 1;
-  bool revoke_answer = true;
-  std::map<uint64_t, kvtransfer::Reservation> reservations;
-  std::vector<uint64_t> revoked;
-};
 
 class DecodeLoopTest : public ::testing::Test {
  protected:
@@ -215,6 +188,7 @@ TEST_F(DecodeLoopTest, HandedOverPromptsGoOnAfterTheirFirstToken) {
     const DecodeResponse::Done done = call.sink->responses().back().done();
     EXPECT_EQ(done.generated_tokens(), 70u);
     EXPECT_EQ(done.kv_bytes(), 4096u);
+    EXPECT_EQ(done.kv_transport(), "shm");
   }
 }
 

@@ -70,6 +70,20 @@ TEST_F(PrefixCacheTest, MatchIsContiguousFromBlockZeroAndAddsUsers) {
   pool_.Release(found);
 }
 
+// What a listener is told adds up to what is held.
+TEST_F(PrefixCacheTest, ListenerHearsOfEveryBlockThatComesAndGoes) {
+  int held = 0;
+  cache_.set_listener([&](const BlockHash&, bool stored) { held += stored ? 1 : -1; });
+  const auto first = Compute(Blocks({1, 2, 3, 4, 5}));
+  EXPECT_EQ(held, 5);
+  pool_.Release(first);
+  pool_.Release(Compute(Blocks({1, 2, 9})));
+  EXPECT_EQ(held, cache_.num_entries());
+  pool_.Release(*pool_.Allocate(8));  // evicts everything
+  EXPECT_EQ(held, 0);
+  EXPECT_EQ(cache_.num_entries(), 0);
+}
+
 TEST_F(PrefixCacheTest, MatchObeysTheLimit) {
   Cache(Blocks({1, 2, 3}));
   const Tokens prompt = Blocks({1, 2, 3});
@@ -114,6 +128,7 @@ TEST_F(PrefixCacheTest, EvictedBlockIsNotFoundAndNothingBehindItEither) {
   const std::vector<BlockId> others =
       Compute(Blocks({7, 8, 9, 10, 11, 12, 13}));  // 5 free, 2 unused
   EXPECT_EQ(Match(Blocks({1, 2, 3})), std::vector<BlockId>{cached[0]});
+  EXPECT_EQ(cache_.evictions(), 2u);
   Check();
   pool_.Release(cached[0]);
   pool_.Release(head);

@@ -97,17 +97,16 @@ TEST(FrameTest, SizesOutOfBoundsAreRefused) {
   EXPECT_FALSE(ParseAttach({FrameType::kAttach, std::string(1000, 'x')}).ok());
 }
 
-TEST(FrameReaderTest, EveryWrongBitOfAHeaderIsNoticedOrHarmless) {
+TEST(FrameReaderTest, EveryWrongBitOfAFrameIsNoticed) {
   const std::string good = Encode(OpenFrame{1, 2});
-  for (size_t bit = 0; bit < kFrameHeaderBytes * 8; ++bit) {
+  for (size_t bit = 0; bit < good.size() * 8; ++bit) {
     std::string bad = good;
     bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << (bit % 8)));
     const auto frames = ReadAll(bad, 5);
-    if (!frames.ok()) {
+    if (frames.ok()) {
+      EXPECT_TRUE(frames->empty()) << "bit=" << bit;  // it waits for a longer body
+    } else {
       EXPECT_EQ(frames.status().code(), absl::StatusCode::kInvalidArgument);
-    } else if (!frames->empty()) {  // another known type or another length: then the frame's parser
-                                    // refuses it
-      EXPECT_FALSE(ParseOpen(frames->front()).ok());
     }
   }
 }

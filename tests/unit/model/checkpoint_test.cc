@@ -318,6 +318,29 @@ TEST(CheckpointTest, FingerprintChangesWithWhatIsComputedAndWithNothingElse) {
   EXPECT_NE((*scaled)->fingerprint(), base);
 }
 
+// Copies that differ where no sample is taken are told apart only when asked to look everywhere.
+TEST(CheckpointTest, FingerprintOfAllDataSeesEveryByte) {
+  HfModel model;
+  ASSERT_TRUE(model.Open().ok());
+  const std::string sampled = (*Checkpoint::Open(model.path()))->fingerprint();
+  const std::string whole = (*Checkpoint::Open(model.path(), true))->fingerprint();
+  EXPECT_EQ((*Checkpoint::Open(model.path(), true))->fingerprint(), whole);
+  EXPECT_NE(whole, sampled);
+
+  ASSERT_TRUE(model
+                  .Open([](const ExpectedTensor& tensor, SafetensorsBytes* file) {
+                    std::string data = DataOf(tensor);
+                    if (tensor.role == TensorRole::kEmbed) {
+                      ASSERT_EQ(data.size(), 2048u);  // of which four times 256 are samples
+                      data[data.size() / 6 + 130] ^= 1;
+                    }
+                    file->Add(tensor.hf_name, "F32", HfShape(tensor), data);
+                  })
+                  .ok());
+  EXPECT_EQ((*Checkpoint::Open(model.path()))->fingerprint(), sampled);
+  EXPECT_NE((*Checkpoint::Open(model.path(), true))->fingerprint(), whole);
+}
+
 // ---- GGUF
 
 // The model of ExpectedTensors as llama.cpp's converter would write it: for architecture llama, row

@@ -31,6 +31,31 @@ MatrixSource Constant(int rows, int cols, float value) {
   return source;
 }
 
+// This program does not link the CUDA backend.
+TEST(BackendFactory, WithoutTheCudaBackendItIsUnavailable) {
+  const auto backend = CreateBackend("cuda", WeightDtype::kBf16, {});
+  EXPECT_EQ(backend.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(backend.status().message()),
+              testing::HasSubstr("built without the CUDA backend"));
+}
+
+// A pool of a host backend is plain memory, shared when asked for.
+TEST(BackendPool, OnTheHostIsPlainMemory) {
+  const auto backend = CreateBackend("ref", WeightDtype::kF32, {});
+  ASSERT_TRUE(backend.ok());
+  EXPECT_TRUE((*backend)->pools_on_host());
+  auto pool = (*backend)->NewPool(256, false), shared = (*backend)->NewPool(256, true);
+  ASSERT_TRUE(pool.ok() && shared.ok());
+  EXPECT_LT(pool->fd(), 0);
+  EXPECT_GE(shared->fd(), 0);
+  pool->data()[3] = 7;
+  ASSERT_TRUE((*backend)->CopyInPool(pool->data() + 100, pool->data(), 4).ok());
+  ASSERT_TRUE((*backend)->CopyToPool(shared->data(), pool->data() + 100, 4).ok());
+  uint8_t host[4] = {};
+  ASSERT_TRUE((*backend)->CopyFromPool(host, shared->data(), 4).ok());
+  EXPECT_EQ(host[3], 7);
+}
+
 TEST(CreateBackend, UnknownNameNamesTheAcceptedOnes) {
   const auto backend = CreateBackend("tpu", WeightDtype::kF32, {});
   EXPECT_EQ(backend.status().code(), absl::StatusCode::kInvalidArgument);

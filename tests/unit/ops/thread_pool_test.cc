@@ -2,8 +2,11 @@
 
 #include <atomic>
 #include <memory>
+#include <thread>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace baton::ops::cpu {
@@ -34,6 +37,30 @@ TEST(ThreadPool, ManyPoolsShareFewCores) {
       pool->ParallelFor(8, 1, [&](int begin, int end, int) { sum.fetch_add(end - begin); });
   }
   EXPECT_EQ(sum.load(), 50 * 8 * 8);
+}
+
+// A worker whose core is taken by another process, or that has not woken up yet, costs the caller
+// its help and nothing else.
+TEST(ThreadPool, CallerDoesTheWorkOfWorkersThatHaveNotBegun) {
+  absl::Notification release;
+  ThreadPool pool(3, false, [&] { release.WaitForNotification(); });
+  for (int job = 0; job < 3; ++job) {
+    std::vector<int> done_by(10, -1);
+    pool.ParallelFor(10, 1, [&](int begin, int, int thread) { done_by[begin] = thread; });
+    EXPECT_THAT(done_by, testing::Each(0));
+  }
+  release.Notify();
+}
+
+// Workers that join late, just as the caller closes the job, either take part in it whole or not at
+// all.
+TEST(ThreadPool, LateWorkersNeverTouchAClosedJob) {
+  ThreadPool pool(4, false, [] { std::this_thread::yield(); });
+  for (int job = 0; job < 20000; ++job) {
+    std::atomic<int> sum{0};  // gone when the job is over
+    pool.ParallelFor(5, 1, [&](int begin, int end, int) { sum.fetch_add(end - begin); });
+    ASSERT_EQ(sum.load(), 5);
+  }
 }
 
 TEST(ThreadPool, StopsWhileWorkersSleep) {

@@ -333,6 +333,22 @@ TEST_F(PrefillLoopTest, TicketInTheMiddleOfAStepShipsWhatIsDoneAndGoesOn) {
   connector_.sender->End(0, absl::OkStatus());
 }
 
+// The ticket may be faster than the queue: what the prefix cache gives at admission is shipped too.
+TEST_F(PrefillLoopTest, TicketBeforeAdmissionShipsCachedBlocksToo) {
+  Make(64, 128);
+  const std::vector<uint32_t> prompt = FakePrompt(200, 5);
+  Open(FakeRequest(prompt, 1), false);
+  Settle();
+  const OpenCall call = Open(FakeRequest(prompt, 10), true);
+  loop_->GiveTicket(call.id, MakeTicket(4, 0));
+  Settle();
+  using P = FakeSender::Pushed;
+  // Three blocks are cached; the last one is computed.
+  EXPECT_EQ(connector_.sender->pushes,
+            (std::vector<P>{{0, 3, 0, 3}, {3, 4, 0, 1}, {3, 4, 1, 2}, {3, 4, 2, 3}}));
+  connector_.sender->End(0, absl::OkStatus());
+}
+
 TEST_F(PrefillLoopTest, NothingToSendIsLegal) {
   Make(64, 128);
   const OpenCall call = Open(FakeRequest(FakePrompt(128, 5), 10), true);
@@ -482,6 +498,107 @@ TEST_F(PrefillLoopTest, StopEndsOpenCallsOnce) {
   loop_->Stop();
   EXPECT_EQ(call.sink->status().code(), absl::StatusCode::kUnavailable);
   loop_.reset();
+}
+
+// The draft model's KV of whole blocks goes to a place of its own, after the prompt itself.
+class DraftPrefillTest : public PrefillLoopTest {
+ protected:
+  void MakeWithDraftModel(int num_blocks) {
+    Make(num_blocks, 128);
+    draft_runner_ = std::make_unique<FakeRunner>(num_blocks, 2048);
+    loop_->SetDraftModel(*draft_runner_, draft_connector_);
+  }
+  // Prompts of 200 tokens: 4 blocks, 3 of them full.
+  OpenCall OpenWithDraft(int seed, int draft_blocks = 3, int first_missing = 0) {
+    const OpenCall call = Open(FakeRequest(FakePrompt(200, seed), 10), true);
+    Ticket ticket = MakeTicket(4, 0);
+    for (int i = 0; i < draft_blocks; ++i) ticket.mutable_draft()->add_block_table(500 + i);
+    ticket.mutable_draft()->set_first_missing_block(first_missing);
+    loop_->GiveTicket(call.id, ticket);
+    return call;
+  }
+  FakeSender& draft_sender() { return *draft_connector_.sender; }
+
+  std::unique_ptr<FakeRunner> draft_runner_;
+  FakeConnector draft_connector_;
+};
+
+TEST_F(DraftPrefillTest, FullBlocksAreComputedAfterThePromptAndSent) {
+  MakeWithDraftModel(64);
+  const OpenCall call = OpenWithDraft(1, 3, 1);
+  int prompt_done_at_draft_step = -1;
+  draft_runner_->on_layer = [&](int) {
+    if (prompt_done_at_draft_step < 0)
+      prompt_done_at_draft_step = static_cast<int>(call.sink->responses().size());
+  };
+  Settle();
+  EXPECT_EQ(prompt_done_at_draft_step, 1);  // the first token was out
+  EXPECT_EQ(draft_runner_->tokens_computed, 192);
+  ASSERT_EQ(draft_sender().specs.size(), 1u);
+  EXPECT_EQ(draft_sender().specs[0].prompt_tokens, 192);
+  EXPECT_EQ(draft_sender().specs[0].first_missing_block, 1);
+  EXPECT_EQ(draft_sender().specs[0].peer_blocks, (std::vector<kv::BlockId>{500, 501, 502}));
+  ASSERT_EQ(draft_sender().commits.size(), 1u);
+  EXPECT_TRUE(draft_sender().commits[0].empty());
+  // Blocks of a layer in a step, the known one left out.
+  EXPECT_EQ(draft_sender().pushes[0], (FakeSender::Pushed{1, 2, 0, 1}));
+  // Each hand-over ends by itself.
+  connector_.sender->End(0, absl::OkStatus());
+  Settle();
+  EXPECT_TRUE(call.sink->status().ok());
+  draft_sender().End(0, absl::OkStatus());
+  Settle();
+}
+
+TEST_F(DraftPrefillTest, TheSamePromptIsComputedOnce) {
+  MakeWithDraftModel(64);
+  for (int round = 0; round < 2; ++round) {
+    OpenWithDraft(1);
+    Settle();
+    connector_.sender->End(round, absl::OkStatus());
+    draft_sender().End(round, absl::OkStatus());
+    Settle();
+  }
+  // The second time the last block only.
+  EXPECT_EQ(draft_runner_->tokens_computed, 192 + 64);
+}
+
+TEST_F(DraftPrefillTest, NothingThatGoesWrongTouchesTheRequest) {
+  const auto expect_fine = [&](const OpenCall& call, size_t transfer) {
+    Settle();
+    connector_.sender->End(transfer, absl::OkStatus());
+    Settle();
+    EXPECT_TRUE(call.sink->status().ok()) << call.sink->status();
+  };
+  MakeWithDraftModel(64);
+  expect_fine(OpenWithDraft(1, 2), 0);  // a place of the wrong size
+  expect_fine(OpenWithDraft(2, 3, 3), 1);
+  EXPECT_EQ(draft_runner_->steps, 0);
+  draft_connector_.refusal = absl::FailedPreconditionError("another draft model");
+  expect_fine(OpenWithDraft(3), 2);
+  draft_connector_.refusal = absl::OkStatus();
+  draft_runner_->step_status = absl::InternalError("broken");
+  expect_fine(OpenWithDraft(4), 3);
+  EXPECT_EQ(draft_sender().aborts, 1);
+  draft_sender().End(0, absl::AbortedError("aborted"));
+  Settle();
+}
+
+TEST_F(DraftPrefillTest, ACancelledRequestTakesItsDraftAlong) {
+  MakeWithDraftModel(64);
+  const OpenCall call = OpenWithDraft(1);
+  draft_runner_->on_layer = [&](int layer) {
+    if (layer == 1 && draft_runner_->steps == 1) {
+      loop_->Cancel(call.id, absl::CancelledError("gone"));
+    }
+  };
+  Settle();
+  EXPECT_EQ(draft_sender().aborts, 1);
+  EXPECT_TRUE(draft_sender().commits.empty());
+  connector_.sender->End(0, absl::CancelledError("gone"));
+  draft_sender().End(0, absl::CancelledError("gone"));
+  Settle();
+  EXPECT_EQ(draft_runner_->steps, 1);
 }
 
 }  // namespace

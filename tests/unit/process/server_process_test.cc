@@ -21,6 +21,7 @@
 #include "absl/synchronization/notification.h"
 #include "baton/worker/v1/cluster.grpc.pb.h"
 #include "engine/base/json.h"
+#include "engine/base/mutex.h"
 #include "engine/process/channel.h"
 #include "engine/process/status_publisher.h"
 #include "grpcpp/channel.h"
@@ -67,27 +68,38 @@ Health ParseHealth(grpc::ByteBuffer* buffer) {
 
 class Client {
  public:
-  explicit Client(const ServerProcess& server)
-      : channel_(MakeChannel(server.grpc_address())), stub_(channel_) {}
+  explicit Client(const ServerProcess& server) : Client(server.grpc_address()) {}
+  explicit Client(const std::string& address) : channel_(MakeChannel(address)), stub_(channel_) {}
 
   std::pair<Health, grpc::Status> Check(const std::string& service) {
-    grpc::ClientContext context;
-    context.set_wait_for_ready(true);
-    const grpc::ByteBuffer request = HealthRequest(service);
     grpc::ByteBuffer response;
-    grpc::Status status;
-    absl::Notification done;
-    stub_.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request,
-                    &response, [&](grpc::Status result) {
-                      status = result;
-                      done.Notify();
-                    });
-    done.WaitForNotification();
+    const grpc::Status status =
+        Call("/grpc.health.v1.Health/Check", HealthRequest(service), &response);
     return {status.ok() ? ParseHealth(&response) : Health::kNoAnswer, status};
+  }
+  grpc::Status Call(const std::string& method) {
+    grpc::ByteBuffer response;
+    return Call(method, HealthRequest(""), &response);
   }
   const std::shared_ptr<grpc::Channel>& channel() { return channel_; }
 
  private:
+  grpc::Status Call(const std::string& method,
+                    const grpc::ByteBuffer& request,
+                    grpc::ByteBuffer* response) {
+    grpc::ClientContext context;
+    context.set_wait_for_ready(true);
+    grpc::Status status;
+    absl::Notification done;
+    stub_.UnaryCall(&context, method, grpc::StubOptions(), &request, response,
+                    [&](grpc::Status result) {
+                      status = result;
+                      done.Notify();
+                    });
+    done.WaitForNotification();
+    return status;
+  }
+
   std::shared_ptr<grpc::Channel> channel_;
   grpc::GenericStub stub_;
 };
@@ -152,6 +164,34 @@ TEST_F(ServerProcessTest, HealthFollowsReadiness) {
       << "the process is there until it is gone";
 }
 
+// Probes know a port number and no credentials: the health port says what the main port says, and
+// serves nothing else.
+TEST_F(ServerProcessTest, HealthPortSaysTheSameAndServesNothingElse) {
+  ServerOptions options = TestOptions();
+  options.health_port = 0;
+  Start(options);
+  ASSERT_GT(server_->health_port(), 0);
+  Client client(absl::StrCat("127.0.0.1:", server_->health_port()));
+  EXPECT_EQ(client.Check("readiness").first, Health::kNotServing);
+  EXPECT_EQ(client.Check("liveness").first, Health::kServing);
+  server_->SetReady(true);
+  EXPECT_EQ(client.Check("baton.v1.Generation").first, Health::kServing);
+  EXPECT_TRUE(server_->Drain(nullptr));
+  EXPECT_EQ(client.Check("readiness").first, Health::kNotServing);
+  EXPECT_EQ(client.Check("liveness").first, Health::kServing);
+  EXPECT_EQ(client.Call("/baton.worker.v1.Cluster/WatchStatus").error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST_F(ServerProcessTest, RefusesATakenHealthPort) {
+  Start();
+  auto metrics = base::Metrics::Create(base::Role::kDecode, "m");
+  ServerOptions options = TestOptions();
+  options.health_port = server_->grpc_port();
+  EXPECT_EQ(ServerProcess::Start(options, metrics.get(), {}).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
 TEST_F(ServerProcessTest, HealthWatchSeesEachChange) {
   Start();
   Client client(*server_);
@@ -183,6 +223,42 @@ TEST_F(ServerProcessTest, HealthWatchSeesEachChange) {
   queue.Shutdown();
   while (queue.Next(&tag, &ok)) {
   }
+}
+
+// Events of the prefix cache: all of them at once, then what changes; the status goes its own way.
+TEST_F(ServerProcessTest, KvEventsReachWatchersInOrder) {
+  base::Mutex mutex;
+  uint64_t last = 1;  // the newest event; guarded by mutex
+  publisher_.SetKvEvents([&](uint64_t* cursor, worker::v1::KvEvents* out) {
+    base::MutexLock lock(&mutex);
+    if (*cursor == last) return false;
+    out->Clear();
+    out->set_reset(*cursor == 0);
+    out->add_stored(last);
+    *cursor = last;
+    return true;
+  });
+  Start();
+  auto stub = worker::v1::Cluster::NewStub(Client(*server_).channel());
+  grpc::ClientContext context;
+  auto reader = stub->WatchKvEvents(&context, worker::v1::WatchKvEventsRequest());
+  worker::v1::KvEvents events;
+  ASSERT_TRUE(reader->Read(&events));
+  EXPECT_TRUE(events.reset());
+  EXPECT_EQ(events.stored(0), 1u);
+  for (uint64_t next = 2; next < 5; ++next) {
+    {
+      base::MutexLock lock(&mutex);
+      last = next;
+    }
+    ASSERT_TRUE(reader->Read(&events));
+    EXPECT_FALSE(events.reset());
+    EXPECT_EQ(events.stored(0), next);
+  }
+  context.TryCancel();
+  while (reader->Read(&events)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
 TEST_F(ServerProcessTest, HttpPortServesItsPages) {

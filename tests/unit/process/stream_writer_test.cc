@@ -48,6 +48,29 @@ TEST_F(StreamWriterTest, RefusesAboveTheLimit) {
   EXPECT_TRUE(writer.Write(3));
 }
 
+TEST_F(StreamWriterTest, MessagesThatWaitAreMergedUpToTheLimit) {
+  auto callbacks = Callbacks();
+  callbacks.merge = [](int* last, int* next) {
+    if (*next < 0 || *last < 0) return false;  // an end stays by itself
+    *last = *last * 10 + *next;
+    return true;
+  };
+  callbacks.weigh = [](const int& message) { return message == 7 ? size_t{3} : size_t{1}; };
+  StreamWriter<int> writer(callbacks, 5);
+  for (const int message : {1, 2, 3, 4}) EXPECT_TRUE(writer.Write(message));
+  EXPECT_FALSE(writer.Write(7)) << "it weighs three";
+  EXPECT_TRUE(writer.Write(-1));
+  EXPECT_FALSE(writer.Write(5));
+  EXPECT_EQ(writer.num_waiting(), 3u) << "1 is being written, 234 and the end wait";
+  writer.OnWriteDone(true);
+  EXPECT_TRUE(writer.Write(5));
+  writer.OnWriteDone(true);
+  writer.OnWriteDone(true);
+  EXPECT_EQ(started_, (std::vector<int>{1, 234, -1, 5}));
+  writer.OnWriteDone(true);
+  EXPECT_TRUE(writer.Write(7));
+}
+
 TEST_F(StreamWriterTest, FinishOkWaitsForWhatIsQueued) {
   StreamWriter<int> writer(Callbacks());
   writer.Write(1);

@@ -139,18 +139,79 @@ TEST_F(GenerateCallFailureTest, RetriesAreBoundedAndTheClientIsToldWhatItHas) {
   EXPECT_EQ(store_->counter(base::CounterId::kRouterRetries, "unavailable").value(), 2);
 }
 
-TEST_F(GenerateCallFailureTest, SeveralChoicesAreRetriedOnlyBeforeTheFirstByte) {
+// Each of n choices goes on behind its own tokens, with the noise of its own number.
+TEST_F(GenerateCallFailureTest, SeveralChoicesResumeEachByItself) {
+  v1::GenerateRequest request = Request();
+  request.mutable_sampling()->set_n(3);
+  Running running = Start(request);
+  legs_.prefills.back()->End(absl::UnavailableError("killed"));
+  ASSERT_EQ(legs_.decodes.size(), 2u) << "before the first token: all together";
+  EXPECT_EQ(legs_.decodes.back()->open.spec().sampling().n(), 3u);
+  auto prefill = legs_.prefills.back();
+  auto decode = legs_.decodes.back();
+  decode->Send(Reserved());
+  prefill->Send(First({Token(0, 3, Id("a")), Token(1, 3, Id("b")), Token(2, 3, Id("c"))}));
+  decode->Send(Tokens({Token(0, 4, Id("d")), Token(1, 4, Id("e"))}, {Length(0)}));
+  decode->End(absl::UnavailableError("killed"));
+  ASSERT_EQ(legs_.decodes.size(), 4u) << "choice 0 is over";
+  const std::vector<std::vector<uint32_t>> behind = {{}, {Id("b"), Id("e")}, {Id("c")}};
+  for (uint32_t choice : {1u, 2u}) {
+    const auto& spec = legs_.decodes[1 + choice]->open.spec();
+    EXPECT_EQ(spec.sampling().n(), 1u);
+    EXPECT_EQ(spec.sampling().first_choice(), choice);
+    EXPECT_EQ(spec.resumed_tokens(), behind[choice].size());
+    EXPECT_EQ(std::vector<uint32_t>(spec.prompt_ids().begin() + 3, spec.prompt_ids().end()),
+              behind[choice]);
+  }
+  // They end one after the other; the workers number from 0.
+  legs_.decodes[3]->Send(Reserved());
+  legs_.prefills[3]->Send(First({Token(0, 4, Id("f"))}));
+  legs_.decodes[3]->Send(Tokens({Token(0, 5, Id("g"))}, {Length(0)}));
+  legs_.decodes[3]->Send(DecodeDone());
+  legs_.decodes[3]->End(absl::OkStatus());
+  EXPECT_FALSE(running.received->done());
+  legs_.decodes[2]->Send(Reserved());
+  legs_.prefills[2]->Send(First({Token(0, 5, Id("h"))}, {Length(0)}));
+  timers_.Advance(absl::Seconds(1));
+  ASSERT_TRUE(running.received->done());
+  EXPECT_TRUE(running.received->finishes[0].ok()) << running.received->finishes[0];
+  EXPECT_EQ(running.received->text(0), "ad");
+  EXPECT_EQ(running.received->text(1), "beh");
+  EXPECT_EQ(running.received->text(2), "cfg");
+  EXPECT_EQ(running.received->messages.back().finished().usage().completion_tokens(), 8u);
+}
+
+TEST_F(GenerateCallFailureTest, ResumedChoicesThatFailAgainAreBoundedEach) {
   v1::GenerateRequest request = Request();
   request.mutable_sampling()->set_n(2);
-  Running before = Start(request);
-  legs_.prefills.back()->End(absl::UnavailableError("killed"));
-  EXPECT_FALSE(before.received->done());
+  Running running = Start(request);
   legs_.decodes.back()->Send(Reserved());
   legs_.prefills.back()->Send(First({Token(0, 3, Id("a")), Token(1, 3, Id("b"))}));
-  EXPECT_EQ(before.received->text(1), "b");
-  legs_.decodes.back()->End(absl::UnavailableError("killed"));
-  ASSERT_TRUE(before.received->done());
-  EXPECT_EQ(before.received->code(), absl::StatusCode::kUnavailable);
+  for (int i = 0; i < 10 && !running.received->done(); ++i) {
+    for (const auto& leg : std::vector(legs_.decodes)) {
+      if (!leg->ended) leg->End(absl::UnavailableError("killed"));
+    }
+  }
+  ASSERT_TRUE(running.received->done());
+  EXPECT_EQ(running.received->code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(process::GetErrorInfo(running.received->finishes[0])->metadata.at("tokens_sent"), "2");
+  EXPECT_LE(legs_.decodes.size(), 5u);
+}
+
+// A worker that says its peer has failed is believed, once.
+TEST_F(GenerateCallFailureTest, TheAccusedPeerIsAvoided) {
+  const auto accusing = [] {
+    return process::WithErrorInfo(absl::UnavailableError("kv transfer"), process::kPeerFailed, {});
+  };
+  Running running = Start(Request());
+  ASSERT_EQ(legs_.decodes[0]->address + legs_.prefills[0]->address, "d1p1");
+  legs_.decodes[0]->End(accusing());
+  ASSERT_EQ(legs_.decodes.size(), 2u);
+  EXPECT_EQ(legs_.decodes[1]->address + legs_.prefills[1]->address, "d1p2");
+  legs_.decodes[1]->End(accusing());
+  ASSERT_EQ(legs_.decodes.size(), 3u);
+  EXPECT_EQ(legs_.decodes[2]->address, "d2") << "the common factor of both";
+  running.call->OnClientCancel(absl::CancelledError());
 }
 
 // Case 11.7: what a worker refuses reaches the client unchanged, and the other worker lets go.
@@ -167,7 +228,7 @@ TEST_F(GenerateCallFailureTest, RefusalOfAWorkerReachesTheClientUnchanged) {
   }
 }
 
-TEST_F(GenerateCallFailureTest, FullDecodeWorkerIsAskedAgainAfterTheOther) {
+TEST_F(GenerateCallFailureTest, FullDecodeWorkerIsAskedAgainWhenItHasRoom) {
   Running running = Start(Request());
   EXPECT_EQ(legs_.decodes[0]->address, "d1");
   legs_.decodes[0]->End(absl::ResourceExhaustedError("no blocks"));
@@ -175,11 +236,17 @@ TEST_F(GenerateCallFailureTest, FullDecodeWorkerIsAskedAgainAfterTheOther) {
   ASSERT_EQ(legs_.decodes.size(), 2u);
   EXPECT_EQ(legs_.decodes[1]->address, "d2");
   legs_.decodes[1]->End(absl::ResourceExhaustedError("no blocks"));
-  EXPECT_EQ(legs_.decodes.size(), 2u) << "both are full: wait";
-  EXPECT_FALSE(running.received->done());
   legs_.EndCancelled();
-  timers_.Advance(deps_.capacity_wait);
+  timers_.Advance(absl::Milliseconds(900));
+  for (const char* d : {"d1", "d2"}) table_.OnStatus(d, ReadyStatus("decode"));
+  EXPECT_EQ(legs_.decodes.size(), 2u) << "both are full: wait, and do not ask";
+  EXPECT_FALSE(running.received->done());
+  EXPECT_EQ(store_->counter(base::CounterId::kRouterRetries, "exhausted").value(), 1);
+  auto room = ReadyStatus("decode");
+  room.mutable_load()->set_kv_blocks_free(99);
+  table_.OnStatus("d2", room);
   ASSERT_EQ(legs_.decodes.size(), 3u);
+  EXPECT_EQ(legs_.decodes[2]->address, "d2");
   legs_.decodes[2]->Send(Reserved());
   legs_.prefills.back()->Send(First({Token(0, 3, Id("a"))}));
   legs_.decodes[2]->Send(Tokens({Token(0, 4, Id("b"))}, {Length(0)}));
@@ -190,14 +257,13 @@ TEST_F(GenerateCallFailureTest, FullDecodeWorkerIsAskedAgainAfterTheOther) {
 
 TEST_F(GenerateCallFailureTest, WaitingForCapacityEndsAtTheDeadline) {
   Running running = Start(Request(), absl::Milliseconds(50));
-  for (int i = 0; i < 20 && !running.received->done(); ++i) {
-    if (!legs_.decodes.back()->ended)
-      legs_.decodes.back()->End(absl::ResourceExhaustedError("no blocks"));
-    legs_.EndCancelled();
-    timers_.Advance(absl::Milliseconds(10));
-  }
+  for (int i = 0; i < 2; ++i) legs_.decodes.back()->End(absl::ResourceExhaustedError("no blocks"));
+  timers_.Advance(absl::Milliseconds(49));
+  ASSERT_FALSE(running.received->done());
+  timers_.Advance(absl::Milliseconds(1));
   ASSERT_TRUE(running.received->done());
   EXPECT_EQ(running.received->code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(legs_.decodes.size(), 2u);
 }
 
 TEST_F(GenerateCallFailureTest, DeadlineOfAWorkerEndsTheCall) {

@@ -29,7 +29,6 @@ class GenerateCallFixture : public testing::Test {
   explicit GenerateCallFixture(Topology topology = Topology::kPd) : topology_(topology) {
     deps_ = {.facts = &Facts(),
              .table = &table_,
-             .policy = policy_.get(),
              .legs = &legs_,
              .encoder = &encoder_,
              .admission = &admission_,
@@ -39,6 +38,7 @@ class GenerateCallFixture : public testing::Test {
              .draw_seed = [] { return uint64_t{77}; },
              .topology = topology};
     clock_.Advance(absl::Seconds(100));
+    table_.set_on_capacity([this] { admission_.Pump(); });
     for (const char* p : {"p1", "p2"}) table_.OnStatus(p, ReadyStatus("prefill"));
     for (const char* d : {"d1", "d2"}) table_.OnStatus(d, ReadyStatus("decode"));
   }
@@ -124,6 +124,8 @@ class GenerateCallFixture : public testing::Test {
   static worker::v1::DecodeResponse DecodeDone() {
     worker::v1::DecodeResponse response;
     response.mutable_done()->set_steps(2);
+    response.mutable_done()->set_kv_bytes(640);
+    response.mutable_done()->set_kv_transport("shm");
     return response;
   }
 
@@ -144,10 +146,13 @@ class GenerateCallFixture : public testing::Test {
                                                             : std::vector<std::string>{},
                       .decode = {"d1", "d2"},
                       .clock = &clock_}};
-  std::unique_ptr<RoutePolicy> policy_ = MakeLeastLoadPolicy();
+  // By load alone, so that a test knows which worker comes first and who computes the prompt.
+  std::unique_ptr<RoutePolicy> policy_ =
+      *MakeRoutePolicy("least_load", {.local_prefill_tokens = 0});
   FakeLegs legs_;
   InlineEncoder encoder_{&Facts()};
-  Admission admission_{{.max_running = 2, .max_queue = 2}, &timers_, &clock_};
+  Admission admission_{
+      {.max_running = 2, .max_queue = 2}, policy_.get(), &table_, &timers_, &clock_};
   CallDeps deps_;
 };
 

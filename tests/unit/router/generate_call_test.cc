@@ -279,6 +279,10 @@ TEST_F(GenerateCallTest, FiguresOfPrefillAreNotWaitedForLong) {
   timers_.Advance(deps_.done_grace);
   EXPECT_TRUE(running.received->done());
   EXPECT_EQ(running.received->ids(), abc_);
+  // What was handed over, the decode worker knows too.
+  const v1::Timings& timings = running.received->messages.back().finished().timings();
+  EXPECT_EQ(timings.kv_transport(), "shm");
+  EXPECT_EQ(timings.kv_bytes(), 640u);
 }
 
 TEST_F(GenerateCallTest, ClientThatDoesNotReadEndsTheCall) {
@@ -294,6 +298,7 @@ TEST_F(GenerateCallTest, ClientThatDoesNotReadEndsTheCall) {
 TEST_F(GenerateCallTest, WorkersGetResolvedParametersAndTheDeadline) {
   v1::GenerateRequest request = Request();
   request.set_cache_salt("salt");
+  request.set_priority(v1::PRIORITY_LOW);
   request.mutable_sampling()->set_seed(0);
   request.mutable_sampling()->set_temperature(0);
   Running running = Start(request, absl::Seconds(7));
@@ -304,6 +309,7 @@ TEST_F(GenerateCallTest, WorkersGetResolvedParametersAndTheDeadline) {
   EXPECT_EQ(spec.sampling().max_tokens(), 10u);
   EXPECT_EQ(spec.sampling().logprobs(), -1);
   EXPECT_EQ(spec.cache_salt(), "salt");
+  EXPECT_EQ(spec.priority(), -8);
   EXPECT_EQ(spec.attempt(), 1u);
   EXPECT_EQ(legs_.decodes[0]->deadline, clock_.Now() + absl::Seconds(7));
   EXPECT_EQ(legs_.prefills[0]->deadline, clock_.Now() + absl::Seconds(7));

@@ -1,10 +1,16 @@
 #include "router/prompt_encoder.h"
 
+#include <filesystem>
+#include <fstream>
 #include <future>
+#include <iterator>
 #include <string>
+#include <vector>
 
+#include "absl/strings/str_replace.h"
 #include "engine/process/grpc_status.h"
 #include "gtest/gtest.h"
+#include "tests/support/model_files.h"
 
 namespace baton::router {
 namespace {
@@ -42,6 +48,38 @@ TEST_F(PromptEncoderTest, ControlTokensInTextAreTextUnlessAskedFor) {
   ASSERT_TRUE(literal.ok() && parsed.ok());
   EXPECT_GT(literal->ids.size(), 1u);
   EXPECT_EQ(parsed->ids.size(), 1u);
+}
+
+// As transformers does: raw text gets the begin token that the tokenizer asks for, a chat has what
+// its template writes, and ids are the client's own.
+TEST_F(PromptEncoderTest, BeginTokenStandsBeforeRawTextWhereTheTokenizerAsksForIt) {
+  const std::filesystem::path chain = std::string(BATON_SOURCE_DIR) + "/tests/data/models/chain";
+  const testing_support::TempDir directory;
+  std::filesystem::copy(chain, directory.path());
+  std::ifstream file(chain / "tokenizer_config.json");
+  std::string config{std::istreambuf_iterator<char>(file), {}};
+  ASSERT_EQ(absl::StrReplaceAll({{"\"add_bos_token\": false", "\"add_bos_token\": true"},
+                                 {"\"bos_token\": null", "\"bos_token\": \"<|im_start|>\""}},
+                                &config),
+            2);
+  directory.Write("tokenizer_config.json", config);
+  const auto facts = LoadModelFacts(directory.path(), "", "");
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  const uint32_t bos = facts->tokenizer->bos_id().value();
+
+  v1::GenerateRequest text;
+  text.set_text("abc");
+  std::vector<uint32_t> expected = EncodePrompt(text, Facts(), 1000)->ids;
+  expected.insert(expected.begin(), bos);
+  EXPECT_EQ(EncodePrompt(text, *facts, 1000)->ids, expected);
+
+  v1::GenerateRequest chat;
+  chat.mutable_chat()->add_messages()->set_role("user");
+  EXPECT_EQ(EncodePrompt(chat, *facts, 1000)->ids, EncodePrompt(chat, Facts(), 1000)->ids);
+
+  v1::GenerateRequest ids;
+  ids.mutable_token_ids()->add_ids(5);
+  EXPECT_EQ(EncodePrompt(ids, *facts, 1000)->ids, std::vector<uint32_t>{5});
 }
 
 // Case 9.2: the size is looked at before any work.

@@ -22,6 +22,21 @@ v1::GenerateRequest Request() {
 
 using Change = std::function<void(v1::SamplingParams*)>;
 
+TEST(RequestCheckTest, PrioritiesAreTheNamedClasses) {
+  v1::GenerateRequest request = Request();
+  for (const v1::Priority priority :
+       {v1::PRIORITY_UNSPECIFIED, v1::PRIORITY_LOW, v1::PRIORITY_NORMAL, v1::PRIORITY_HIGH}) {
+    request.set_priority(priority);
+    EXPECT_TRUE(CheckRequest(request, kVocab).ok()) << priority;
+  }
+  for (const int priority : {-1, 4}) {
+    request.set_priority(static_cast<v1::Priority>(priority));
+    const absl::Status status = CheckRequest(request, kVocab);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << priority;
+    EXPECT_NE(status.message().find("priority"), absl::string_view::npos);
+  }
+}
+
 // Cases 5.2 and 4.1: out of range is refused by name.
 TEST(RequestCheckTest, ValuesOutOfRangeAreRefusedByName) {
   const float nan = std::nanf(""), inf = std::numeric_limits<float>::infinity();

@@ -130,6 +130,7 @@ struct Received {
     }
     return out;
   }
+  std::map<std::string, std::string> trailers;
   std::vector<uint32_t> ids(uint32_t index = 0) const {
     std::vector<uint32_t> out;
     for (const auto& message : messages) {
@@ -151,6 +152,10 @@ class FakeSink : public ClientSink {
     EXPECT_TRUE(received_->finishes.empty()) << "written after the end";
     if (received_->write_status.ok()) received_->messages.push_back(std::move(response));
     return received_->write_status;
+  }
+  void AddTrailer(const std::string& key, const std::string& value) override {
+    EXPECT_TRUE(received_->finishes.empty()) << "a trailer after the end";
+    received_->trailers[key] = value;
   }
   void Finish(const absl::Status& status) override { received_->finishes.push_back(status); }
 

@@ -115,6 +115,7 @@ TEST(ValidateRequestTest, NamesTheFieldThatIsWrong) {
   check([](EngineRequest* r) { r->params.max_tokens = 0; }, "max_tokens");
   check([](EngineRequest* r) { r->params.n = 0; }, "n");
   check([](EngineRequest* r) { r->params.n = 17; }, "n");
+  check([](EngineRequest* r) { r->params.first_choice = 16; }, "first_choice");
   check([](EngineRequest* r) { r->params.temperature = -1; }, "temperature");
   check([](EngineRequest* r) { r->params.top_p = NAN; }, "top_p");
   check([](EngineRequest* r) { r->params.repetition_penalty = 0; }, "repetition_penalty");

@@ -253,6 +253,25 @@ TEST_F(ModelRunnerTest, ScalesOfTheCheckpointDecideTheStoredBytes) {
   }
 }
 
+TEST_F(ModelRunnerTest, SamplesCountWhatScalesOfTheCheckpointSaturate) {
+  for (const float v_scale : {64.0f, 1.0f / (1 << 20)}) {
+    SCOPED_TRACE(v_scale);
+    TinyCheckpoint model;
+    for (const int layer : {0, 1}) {
+      model.values[absl::StrCat("model.layers.", layer, ".self_attn.k_scale")] = {64.0f};
+      model.values[absl::StrCat("model.layers.", layer, ".self_attn.v_scale")] = {v_scale};
+    }
+    std::unique_ptr<ModelRunner> runner = Create(model, "fp8");
+    StepDriver driver(*runner);
+    TestSequence sequence;
+    driver.Feed(&sequence, RandomTokens(20, 48, 1), 10);  // two steps, one a layer
+    EXPECT_EQ(runner->saturated_samples()[0], 0u);
+    // Of two layers, two heads and 16 values, all but those that are nearly zero.
+    if (v_scale > 1) EXPECT_EQ(runner->saturated_samples()[1], 0u);
+    if (v_scale < 1) EXPECT_GT(runner->saturated_samples()[1], 60u);
+  }
+}
+
 // What DESIGN promises of scales from weights alone: nothing saturates. Checked on random models of
 // every architecture with the activations they really have.
 TEST_F(ModelRunnerTest, NothingSaturatesUnderScalesFromTheWeights) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <numeric>
+#include <random>
 #include <vector>
 
 #include "engine/runtime/sampler.h"
@@ -158,6 +159,65 @@ TEST(SamplerDistributionTest, FollowsAllStepsTogetherInTheDocumentedOrder) {
   params.frequency_penalty = 0.1f;
   params.logit_bias = {{10, 1.0f}, {3, -0.5f}};
   ExpectFollows(params, SomeCounts());
+}
+
+// A vocabulary large enough for every short cut of the filters, and one token per draw: what a full
+// sort with plain sums draws, for peaked, flat and tied logits.
+uint32_t DrawnByFullSort(const SamplingParams& params,
+                         absl::Span<const float> logits,
+                         uint32_t position) {
+  std::vector<uint32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return logits[a] > logits[b]; });
+  if (params.top_k > 0 && params.top_k < static_cast<int>(order.size())) order.resize(params.top_k);
+  const auto weight = [&, best = double{logits[order[0]]}](uint32_t id) {
+    return std::exp((logits[id] - best) / params.temperature);
+  };
+  double total = 0, sum = 0;
+  for (const uint32_t id : order) total += weight(id);
+  size_t keep = 0;
+  while (keep < order.size() && (params.top_p >= 1 || sum < total * params.top_p))
+    sum += weight(order[keep++]);
+  order.resize(keep);
+  uint32_t winner = 0;
+  double best_score = -1e300;
+  for (const uint32_t id : order) {
+    if (weight(id) < params.min_p) continue;
+    const double score =
+        logits[id] / double{params.temperature} + GumbelNoise(params.seed, 0, position, id);
+    if (score > best_score) {
+      best_score = score;
+      winner = id;
+    }
+  }
+  return winner;
+}
+
+TEST(SamplerDistributionTest, LargeVocabulariesDrawWhatAFullSortDraws) {
+  constexpr int kVocab = 9000;  // more than 64 * 100, and no multiple of a block
+  std::mt19937 random(11);
+  Sampler sampler(kVocab, kVocab - 3);
+  for (int round = 0; round < 300; ++round) {
+    const float spread = std::vector<float>{0.1f, 0.6f, 3.0f, 12.0f}[round % 4];
+    std::normal_distribution<float> noise(0, spread);
+    std::vector<float> logits(kVocab);
+    for (float& logit : logits) logit = noise(random);
+    if (round % 3 == 0) {  // ties
+      for (float& logit : logits) logit = std::round(logit);
+    }
+    SamplingParams params;
+    params.seed = random();
+    params.temperature = std::vector<float>{0.3f, 1.0f, 1.7f}[round % 3];
+    params.top_k = std::vector<int32_t>{0, 1, 40, 141, 4000}[round % 5];
+    params.top_p = std::vector<float>{1.0f, 0.95f, 0.5f, 0.999f}[round / 4 % 4];
+    params.min_p = std::vector<float>{0.0f, 0.02f}[round / 16 % 2];
+    const uint32_t want =
+        DrawnByFullSort(params, absl::MakeConstSpan(logits).first(kVocab - 3), round);
+    const auto got = sampler.Sample(params, 0, round, 0, TokenCounts(), absl::MakeSpan(logits));
+    ASSERT_TRUE(got.ok());
+    EXPECT_EQ(got->id, want) << "round " << round;
+  }
 }
 
 }  // namespace

@@ -226,6 +226,22 @@ TEST(SamplerTest, ChoicesDifferAndRepeatExactly) {
   EXPECT_EQ(std::set(greedy.begin(), greedy.end()).size(), 1u);
 }
 
+// A choice that is resumed by itself draws what it would have drawn among the others.
+TEST(SamplerTest, FirstChoiceNumbersTheChoicesOfAPart) {
+  SamplingParams params;
+  params.temperature = 1;
+  params.seed = 9;
+  const std::vector<float> logits(50, 0.0f);
+  std::vector<uint32_t> all, parts;
+  for (uint32_t choice = 0; choice < 8; ++choice) {
+    params.first_choice = 0;
+    all.push_back(MustSample(params, logits, choice, 7).id);
+    params.first_choice = choice;
+    parts.push_back(MustSample(params, logits, 0, 7).id);
+  }
+  EXPECT_EQ(all, parts);
+}
+
 TEST(SamplerTest, MinTokensKeepsStopTokensOutUntilItIsReached) {
   SamplingParams params = Greedy();
   params.min_tokens = 3;

@@ -1,12 +1,14 @@
 #pragma once
 
-#include <atomic>
+// The decode side of hand-overs without its thread and its sockets: sessions, the table of
+// hand-overs, heartbeats, what the end of a connection proves. receiver.cc drives it in a
+// worker, a simulator can do so step by step.
+
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,7 +20,6 @@
 #include "kvtransfer/link_slot.h"
 #include "kvtransfer/receiver.h"
 #include "kvtransfer/receiver_table.h"
-#include "kvtransfer/socket.h"
 #include "kvtransfer/transport.h"
 
 namespace baton::kvtransfer {
@@ -30,27 +31,36 @@ struct Session {
   std::string transport;                      // of its data connection
   double probe_bytes_per_second = 0;
   absl::Duration heard_at;
-  bool gone = false;  // the control channel has ended
-  bool lost = false;  // the data connection has ended
+  int unheard = 0;       // heartbeats sent since the peer was heard
+  bool gone = false;     // the control channel has ended
+  bool lost = false;     // the data connection has ended
+  bool dropped = false;  // we want nothing of it any more: its data connection is to be closed
   // Shared with effects that are on their way while the session ends.
   std::shared_ptr<LinkSlot> link;
 };
 
 using Sessions = std::map<SessionId, Session>;
 
-// Callers' threads and the control channels' threads change the table under the mutex
-// (receiver.cc); one transfer thread owns listeners and data connections (receiver_thread.cc).
-// Thread-safe.
-class ReceiverImpl : public Receiver, private DataSink {
+// Callers' threads and the control channels' threads use it as a Receiver; one transfer thread owns
+// listeners and data connections and calls the rest. Thread-safe but for that.
+class ReceiverCore : public Receiver, public DataSink {
  public:
-  ReceiverImpl(const ReceiverOptions& options, std::function<void(ReceiverEvent)> on_event)
+  // The data connections, as their owner keeps them.
+  class Lines {
+   public:
+    virtual ~Lines() = default;
+    // Null: that session has none.
+    virtual DataLine* Find(SessionId session) = 0;
+    // Destroys the connection: nothing of it is read or written from here on.
+    virtual void Close(DataLine* line) = 0;
+  };
+
+  ReceiverCore(const ReceiverOptions& options, std::function<void(ReceiverEvent)> on_event)
       : options_(options),
         on_event_(std::move(on_event)),
         table_(options.layout, options.incarnation) {}
-  ~ReceiverImpl() override;
 
-  absl::Status Start();
-
+  // Receiver.
   worker::v1::Handoff Reserve(Reservation reservation) override;
   bool Revoke(uint64_t reservation_id, absl::string_view reason) override;
   absl::StatusOr<worker::v1::Hello> OnPeerHello(const worker::v1::Hello& peer,
@@ -60,7 +70,6 @@ class ReceiverImpl : public Receiver, private DataSink {
   void OnPeerGone(SessionId session) override;
   std::vector<PeerInfo> peers() const override;
 
- private:
   // DataSink, on the transfer thread.
   absl::StatusOr<uint64_t> Attach(const PutListener& listener, absl::string_view token) override;
   GrantFrame Open(uint64_t session, const OpenFrame& open, const PutListener& listener) override;
@@ -69,14 +78,28 @@ class ReceiverImpl : public Receiver, private DataSink {
   void EndUnit(const UnitFrame& unit, const absl::Status& arrived) override;
   void Report(uint64_t session, double bytes_per_second) override;
 
-  void Run();
-  void PollOnce();
-  void Accept(PutListener* listener);
-  // Returns false when the connection has ended.
-  bool Serve(DataConnection* connection, short events);
-  void Lose(DataConnection* connection, const absl::Status& reason);
-  void EndGoneSessions();
-  void SendHeartbeats();
+  // Transfer thread only, from here on.
+  // A connection has failed with `status`. True: it stays, shut, until the peer hangs up; call this
+  // again then. False: the caller destroys it.
+  bool OnLineFailed(DataLine* line, const absl::Status& status);
+  // Closes the connections of sessions that have ended or been dropped, and frees what they held as
+  // soon as that is proved to be quiet. After every Wake and every round.
+  void EndSessions(Lines* lines);
+  // Heartbeats, and the peers that miss too many or do not come to rest. When NextTick() has come.
+  void Tick();
+  absl::Duration NextTick() const { return tick_at_; }
+  // The end of the worker, after its connections: every hand-over fails.
+  void FailAll(const absl::Status& reason);
+
+ protected:
+  // EndSessions or a connection has something to do. From any thread.
+  virtual void Wake() = 0;
+  // Where peers connect, in order of preference. Constant.
+  virtual std::vector<const PutListener*> listeners() const = 0;
+
+  const ReceiverOptions& options() const { return options_; }
+
+ private:
   // Changes the table under the lock, then does what it asks outside of it.
   template <typename Change>
   auto WithTable(Change change) {
@@ -89,17 +112,14 @@ class ReceiverImpl : public Receiver, private DataSink {
     return result;
   }
   void Deliver(ReceiverEffects effects);
+  void Lose(DataLine* line, const absl::Status& reason);
+  void Drop(SessionId session, const absl::Status& reason);
 
   const ReceiverOptions options_;
   const std::function<void(ReceiverEvent)> on_event_;
-  std::vector<std::unique_ptr<PutListener>> listeners_;
-  WakeFd wake_;
-  std::atomic<bool> stopping_{false};
-  std::thread thread_;
 
   // Transfer thread only.
-  std::vector<std::unique_ptr<DataConnection>> connections_;
-  absl::Duration heartbeat_at_;
+  absl::Duration tick_at_;
   uint64_t heartbeats_ = 0;
 
   mutable base::Mutex mutex_;
@@ -107,5 +127,8 @@ class ReceiverImpl : public Receiver, private DataSink {
   Sessions sessions_ ABSL_GUARDED_BY(mutex_);
   SessionId last_session_ ABSL_GUARDED_BY(mutex_) = 0;
 };
+
+// Errors: INVALID_ARGUMENT when layout, pool and transports do not fit together.
+absl::Status CheckReceiverOptions(const ReceiverOptions& options);
 
 }  // namespace baton::kvtransfer

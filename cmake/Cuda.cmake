@@ -1,0 +1,61 @@
+# Finds a CUDA 13 toolkit: an installed one, or the one that scripts/get_cuda_toolkit.sh assembles in .deps/cuda.
+# Sets BATON_WITH_CUDA (kernels are compiled by nvcc), BATON_CUDA_ROOT and BATON_CUDA_INCLUDE (headers: enough to run the
+# kernels on the CPU, tests/simt). Without a toolkit the build goes on without CUDA and says so.
+
+set(BATON_CUDA "AUTO" CACHE STRING "CUDA backend: AUTO (where a toolkit is found), ON (required), OFF.")
+# sm_90a alone by default; 80, 89 and 100 take the same sources (make test-all).
+set(BATON_CUDA_ARCHITECTURES "90a-real" CACHE STRING "Architectures nvcc compiles for.")
+
+function(baton_find_cuda_root)
+  set(candidates "$ENV{CUDACXX}" "${CUDAToolkit_ROOT}/bin/nvcc" "$ENV{CUDA_HOME}/bin/nvcc")
+  find_program(BATON_NVCC_IN_PATH nvcc)
+  list(APPEND candidates "${BATON_NVCC_IN_PATH}" /usr/local/cuda/bin/nvcc "${PROJECT_SOURCE_DIR}/.deps/cuda/bin/nvcc")
+  foreach(nvcc IN LISTS candidates)
+    if(NOT nvcc OR NOT EXISTS "${nvcc}")
+      continue()
+    endif()
+    execute_process(COMMAND "${nvcc}" --version OUTPUT_VARIABLE text ERROR_QUIET)
+    if(text MATCHES "release ([0-9]+)\\.([0-9]+)" AND CMAKE_MATCH_1 GREATER_EQUAL 13)
+      get_filename_component(real "${nvcc}" REALPATH)
+      get_filename_component(folder "${real}" DIRECTORY)
+      get_filename_component(root "${folder}" DIRECTORY)
+      set(BATON_CUDA_ROOT "${root}" PARENT_SCOPE)
+      set(BATON_CUDA_VERSION "${CMAKE_MATCH_1}.${CMAKE_MATCH_2}" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+endfunction()
+
+set(BATON_WITH_CUDA OFF)
+set(BATON_CUDA_INCLUDE "")
+if(NOT BATON_CUDA STREQUAL "OFF")
+  baton_find_cuda_root()
+  if(BATON_CUDA_ROOT)
+    set(BATON_CUDA_INCLUDE "${BATON_CUDA_ROOT}/include")
+    # nvcc takes no sanitizers: such builds run the kernels on the CPU only, which is where sanitizers see them.
+    if(NOT BATON_SANITIZE)
+      set(BATON_WITH_CUDA ON)
+      set(CMAKE_CUDA_COMPILER "${BATON_CUDA_ROOT}/bin/nvcc")
+      set(CMAKE_CUDA_ARCHITECTURES "${BATON_CUDA_ARCHITECTURES}")
+      set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+      enable_language(CUDA)
+      # What ptxas says of registers and spills is kept beside each object, for the test of the budgets.
+      set(CMAKE_CUDA_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/cmake/nvcc_log.sh" ${CCACHE})
+      # CMake 3.25 does not know that nvcc speaks C++20.
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo -Xptxas=-v -diag-suppress=177")
+      set(CMAKE_CUDA_FLAGS_DEBUG "${CMAKE_CUDA_FLAGS_RELEASE}")
+    endif()
+  elseif(BATON_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "BATON_CUDA=ON: no CUDA 13 toolkit found; scripts/get_cuda_toolkit.sh assembles one in .deps/cuda")
+  endif()
+endif()
+
+if(BATON_WITH_CUDA)
+  message(STATUS "CUDA backend: built with CUDA ${BATON_CUDA_VERSION} from ${BATON_CUDA_ROOT} for ${BATON_CUDA_ARCHITECTURES}")
+elseif(BATON_CUDA_INCLUDE)
+  message(STATUS "CUDA backend: not built (sanitizers); its kernels run on the CPU with headers from ${BATON_CUDA_ROOT}")
+else()
+  message(STATUS "CUDA backend: not built: no CUDA 13 toolkit; CPU only (scripts/get_cuda_toolkit.sh assembles one)")
+endif()

@@ -1,0 +1,524 @@
+#include "engine/ops/cuda/cuda_backend.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/bf16.h"
+#include "engine/base/status_macros.h"
+#include "engine/ops/cuda/attention_plan.h"
+#include "engine/ops/cuda/cuda_tensors.h"
+#include "engine/ops/cuda/kernels.h"
+#include "engine/ops/cuda/linear.h"
+#include "engine/ops/cuda/step_upload.h"
+#include "engine/ops/validate.h"
+
+namespace baton::ops::cuda {
+namespace {
+
+CudaActivation& Mutable(Activation* activation) {
+  return static_cast<CudaActivation&>(*activation);
+}
+const CudaActivation& Const(const Activation& activation) {
+  return static_cast<const CudaActivation&>(activation);
+}
+const CudaMatrix& Weights(const Matrix& matrix) { return static_cast<const CudaMatrix&>(matrix); }
+
+CacheFormat FormatOf(kv::KvFormat format) {
+  switch (format) {
+    case kv::KvFormat::kFp8:
+      return CacheFormat::kFp8;
+    case kv::KvFormat::kFp8Dynamic:
+      return CacheFormat::kFp8Dynamic;
+    case kv::KvFormat::kBf16:
+      return CacheFormat::kBf16;
+    case kv::KvFormat::kF32:
+      break;
+  }
+  return CacheFormat::kF32;
+}
+
+class CudaBackend : public Backend {
+ public:
+  explicit CudaBackend(WeightDtype dtype)
+      : dtype_(dtype),
+        linear_element_(dtype == WeightDtype::kF32 ? Element::kF32 : Element::kBf16) {}
+  ~CudaBackend() override {
+    if (stream_ == nullptr) return;
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_);
+  }
+
+  absl::Status Init() {
+    int count = 0;
+    BATON_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "no device to compute on"));
+    if (count == 0) return absl::UnavailableError("cuda: no device to compute on");
+    BATON_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(0), "device 0"));
+    cudaDeviceProp properties;
+    BATON_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, 0), "device 0"));
+    name_ = properties.name;
+    num_sms_ = properties.multiProcessorCount;
+    if (properties.major < 9) {
+      return absl::UnavailableError(absl::StrCat("cuda: ", name_, " has compute capability ",
+                                                 properties.major, ".", properties.minor,
+                                                 "; this build needs 9.0"));
+    }
+    BATON_RETURN_IF_ERROR(
+        CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"));
+    BATON_ASSIGN_OR_RETURN(linear_, Linear::Create());
+    const size_t partial_bytes = DecodeAttentionWorkspace(1, 1, 1, kMaxPartials, 128);
+    BATON_ASSIGN_OR_RETURN(attention_workspace_, DeviceBuffer::Allocate(partial_bytes));
+    BATON_ASSIGN_OR_RETURN(attention_counters_,
+                           DeviceBuffer::Allocate(kMaxPartials * sizeof(int32_t)));
+    return CudaStatus(
+        cudaMemsetAsync(attention_counters_.data(), 0, attention_counters_.size(), stream_),
+        "counters");
+  }
+
+  absl::string_view name() const override { return "cuda"; }
+  std::string description() const override {
+    return absl::StrCat("cuda ", name_, " sms=", num_sms_);
+  }
+  WeightDtype weight_dtype() const override { return dtype_; }
+
+  absl::StatusOr<std::unique_ptr<Matrix>> Pack(const MatrixSource& source,
+                                               bool interleave_half) override {
+    BATON_RETURN_IF_ERROR(CheckPack(source, dtype_, interleave_half));
+    // (SiluMul reads gate and up as two halves, so nothing is interleaved.)
+    const size_t row_bytes = static_cast<size_t>(source.cols) * ElementSize(linear_element_);
+    BATON_ASSIGN_OR_RETURN(DeviceBuffer data, DeviceBuffer::Allocate(source.rows * row_bytes));
+    constexpr size_t kStagingBytes = size_t{4} << 20;
+    const int rows_at_once = static_cast<int>(
+        std::clamp<size_t>(kStagingBytes / row_bytes, 1, static_cast<size_t>(source.rows)));
+    std::vector<float> row(source.cols);
+    std::vector<uint8_t> staging(rows_at_once * row_bytes);
+    for (int first = 0; first < source.rows; first += rows_at_once) {
+      const int rows = std::min(rows_at_once, source.rows - first);
+      for (int r = 0; r < rows; ++r) {
+        source.read_row(first + r, row.data());
+        EncodeRow(row, staging.data() + r * row_bytes);
+      }
+      BATON_RETURN_IF_ERROR(
+          CudaStatus(cudaMemcpyAsync(data.as<uint8_t>() + first * row_bytes, staging.data(),
+                                     rows * row_bytes, cudaMemcpyHostToDevice, stream_),
+                     "weights"));
+    }
+    BATON_RETURN_IF_ERROR(Synchronize());
+    return std::unique_ptr<Matrix>(
+        std::make_unique<CudaMatrix>(source.rows, source.cols, std::move(data)));
+  }
+
+  absl::StatusOr<std::unique_ptr<Activation>> NewActivation(ActivationKind kind,
+                                                            int max_tokens,
+                                                            int width) override {
+    BATON_RETURN_IF_ERROR(CheckAtMost("activation", "max_tokens", max_tokens, int64_t{1} << 24));
+    BATON_RETURN_IF_ERROR(CheckAtMost("activation", "width", width, int64_t{1} << 24));
+    if (width % 8 != 0)
+      return absl::InvalidArgumentError(
+          absl::StrCat("cuda: width=", width, ": a multiple of 8 is needed"));
+    auto activation = std::make_unique<CudaActivation>();
+    activation->kind = kind;
+    activation->element = kind == ActivationKind::kResidual ? Element::kF32 : linear_element_;
+    activation->q_element = dtype_ == WeightDtype::kF32 ? Element::kF32 : Element::kF16;
+    activation->max_tokens = max_tokens;
+    activation->width = width;
+    const size_t count = static_cast<size_t>(max_tokens) * width;
+    BATON_ASSIGN_OR_RETURN(activation->data,
+                           DeviceBuffer::Allocate(count * ElementSize(activation->element)));
+    if (kind == ActivationKind::kProjected) {
+      BATON_ASSIGN_OR_RETURN(activation->queries,
+                             DeviceBuffer::Allocate(count * ElementSize(activation->q_element)));
+    }
+    return std::unique_ptr<Activation>(std::move(activation));
+  }
+
+  absl::StatusOr<base::Buffer> NewPool(size_t bytes, bool shared) override {
+    if (shared) {
+      return absl::FailedPreconditionError(
+          "cuda: the KV pool lies in device memory; it cannot be shared as host memory");
+    }
+    BATON_ASSIGN_OR_RETURN(DeviceBuffer memory, DeviceBuffer::Allocate(bytes));
+    auto* owner = new DeviceBuffer(std::move(memory));
+    return base::Buffer::Adopt(owner->as<uint8_t>(), bytes, [owner] { delete owner; });
+  }
+
+  absl::Status CopyInPool(uint8_t* to, const uint8_t* from, size_t bytes) override {
+    return CudaStatus(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_),
+                      "copy block");
+  }
+
+  bool pools_on_host() const override { return false; }
+
+  absl::Status CopyFromPool(uint8_t* host, const uint8_t* pool, size_t bytes) override {
+    BATON_RETURN_IF_ERROR(CudaStatus(
+        cudaMemcpyAsync(host, pool, bytes, cudaMemcpyDeviceToHost, stream_), "copy from pool"));
+    return Synchronize();
+  }
+
+  absl::Status CopyToPool(uint8_t* pool, const uint8_t* host, size_t bytes) override {
+    BATON_RETURN_IF_ERROR(CudaStatus(
+        cudaMemcpyAsync(pool, host, bytes, cudaMemcpyHostToDevice, stream_), "copy to pool"));
+    return Synchronize();
+  }
+
+  absl::Status Embed(const Matrix& table,
+                     absl::Span<const int32_t> ids,
+                     Activation* residual) override {
+    CudaActivation& out = Mutable(residual);
+    BATON_RETURN_IF_ERROR(CheckAtMost("embed", "T", ids.size(), out.max_tokens));
+    BATON_RETURN_IF_ERROR(CheckEqual("embed", "E", table.cols(), out.width));
+    BATON_RETURN_IF_ERROR(CheckIds(ids, table.rows()));
+    BATON_ASSIGN_OR_RETURN(const int32_t* device_ids, ids_.Upload(ids, stream_));
+    return CudaStatus(cuda::Embed({.table = Weights(table).data(),
+                                   .table_element = linear_element_,
+                                   .ids = device_ids,
+                                   .residual = out.data.as<float>(),
+                                   .num_tokens = static_cast<int>(ids.size()),
+                                   .width = out.width},
+                                  stream_),
+                      "embed");
+  }
+
+  absl::Status RmsNorm(const Activation& residual,
+                       int num_tokens,
+                       absl::Span<const float> weight,
+                       float eps,
+                       Activation* out) override {
+    const CudaActivation& in = Const(residual);
+    CudaActivation& normed = Mutable(out);
+    BATON_RETURN_IF_ERROR(
+        CheckAtMost("rms norm", "T", num_tokens, std::min(in.max_tokens, normed.max_tokens)));
+    BATON_RETURN_IF_ERROR(CheckEqual("rms norm", "weight", weight.size(), in.width));
+    BATON_RETURN_IF_ERROR(CheckEqual("rms norm", "E", normed.width, in.width));
+    return Norm(in, nullptr, num_tokens, weight, eps, normed.data);
+  }
+
+  absl::Status QkvProject(const Activation& x,
+                          int num_tokens,
+                          const Matrix& weight,
+                          absl::Span<const float> bias,
+                          Activation* qkv) override {
+    const CudaActivation& in = Const(x);
+    CudaActivation& out = Mutable(qkv);
+    BATON_RETURN_IF_ERROR(
+        CheckAtMost("qkv", "T", num_tokens, std::min(in.max_tokens, out.max_tokens)));
+    BATON_RETURN_IF_ERROR(CheckEqual("qkv", "E", weight.cols(), in.width));
+    BATON_RETURN_IF_ERROR(CheckEqual("qkv", "rows", weight.rows(), out.width));
+    if (!bias.empty()) BATON_RETURN_IF_ERROR(CheckEqual("qkv", "bias", bias.size(), out.width));
+    const void* device_bias = nullptr;
+    if (linear_element_ == Element::kBf16) {
+      BATON_ASSIGN_OR_RETURN(device_bias, constants_.GetBf16(bias, stream_));
+    } else {
+      BATON_ASSIGN_OR_RETURN(device_bias, constants_.Get(bias, stream_));
+    }
+    out.query_width = 0;
+    return linear_->Run({.tokens = num_tokens,
+                         .rows = weight.rows(),
+                         .cols = weight.cols(),
+                         .in = in.element,
+                         .out = out.element,
+                         .bias = !bias.empty()},
+                        in.data.data(), Weights(weight).data(), device_bias, out.data.data(),
+                        stream_);
+  }
+
+  absl::Status QkNormRopeAppend(const QkNormRopeAppendArgs& args) override {
+    CudaActivation& qkv = Mutable(args.qkv);
+    BATON_RETURN_IF_ERROR(CheckQkNormRopeAppend(args, qkv.max_tokens, qkv.width));
+    QkNormRopeAppendParams params;
+    params.qkv = qkv.data.data();
+    params.qkv_element = qkv.element;
+    params.q_out = qkv.queries.data();
+    params.q_element = qkv.q_element;
+    params.num_tokens = args.num_tokens;
+    params.num_heads = args.num_heads;
+    params.eps = args.eps;
+    BATON_ASSIGN_OR_RETURN(params.q_weight, constants_.Get(args.q_weight, stream_));
+    BATON_ASSIGN_OR_RETURN(params.k_weight, constants_.Get(args.k_weight, stream_));
+    BATON_ASSIGN_OR_RETURN(params.rope, constants_.Get(args.rope, stream_));
+    BATON_ASSIGN_OR_RETURN(params.positions, positions_.Upload(args.positions, stream_));
+    BATON_ASSIGN_OR_RETURN(params.slots, slots_.Upload(args.slots, stream_));
+    BATON_ASSIGN_OR_RETURN(params.cache, Cache(args.cache));
+    qkv.query_width = args.num_heads * args.head_dim;
+    return CudaStatus(cuda::QkNormRopeAppend(params, stream_), "qk norm rope append");
+  }
+
+  absl::Status PagedAttention(const PagedAttentionArgs& args) override {
+    const CudaActivation& qkv = Const(*args.qkv);
+    CudaActivation& out = Mutable(args.out);
+    BATON_RETURN_IF_ERROR(
+        CheckPagedAttention(args, std::min(qkv.max_tokens, out.max_tokens), qkv.width, out.width));
+    if (args.num_tokens == 0) return absl::OkStatus();
+    BATON_RETURN_IF_ERROR(
+        CheckEqual("paged attention", "queries", qkv.query_width, args.num_heads * args.head_dim));
+    plan_.Fill(args, num_sms_);
+    PagedAttentionParams params;
+    params.q = qkv.queries.data();
+    params.q_element = qkv.q_element;
+    params.out = {.data = out.data.data(), .element = out.element};
+    params.num_heads = args.num_heads;
+    params.softmax_scale = args.softmax_scale;
+    BATON_ASSIGN_OR_RETURN(params.cache, Cache(args.cache));
+    BATON_RETURN_IF_ERROR(UploadPlan(&params));
+    const bool fp8 =
+        params.cache.format == CacheFormat::kFp8 || params.cache.format == CacheFormat::kFp8Dynamic;
+    const bool tensor_cores =
+        fp8 && qkv.q_element == Element::kF16 && (args.head_dim == 64 || args.head_dim == 128);
+    BATON_RETURN_IF_ERROR(Decode(params, tensor_cores));
+    return Prefill(params, tensor_cores);
+  }
+
+  absl::Status ProjectAdd(const Activation& x,
+                          int num_tokens,
+                          const Matrix& weight,
+                          Activation* residual) override {
+    const CudaActivation& in = Const(x);
+    CudaActivation& out = Mutable(residual);
+    BATON_RETURN_IF_ERROR(
+        CheckAtMost("project", "T", num_tokens, std::min(in.max_tokens, out.max_tokens)));
+    BATON_RETURN_IF_ERROR(CheckEqual("project", "K", weight.cols(), in.width));
+    BATON_RETURN_IF_ERROR(CheckEqual("project", "E", weight.rows(), out.width));
+    return linear_->Run({.tokens = num_tokens,
+                         .rows = weight.rows(),
+                         .cols = weight.cols(),
+                         .in = in.element,
+                         .out = Element::kF32,
+                         .accumulate = true},
+                        in.data.data(), Weights(weight).data(), nullptr, out.data.data(), stream_);
+  }
+
+  absl::Status GateUpSilu(const Activation& x,
+                          int num_tokens,
+                          const Matrix& weight,
+                          Activation* out) override {
+    const CudaActivation& in = Const(x);
+    CudaActivation& inner = Mutable(out);
+    BATON_RETURN_IF_ERROR(
+        CheckAtMost("gate up", "T", num_tokens, std::min(in.max_tokens, inner.max_tokens)));
+    BATON_RETURN_IF_ERROR(CheckEqual("gate up", "E", weight.cols(), in.width));
+    BATON_RETURN_IF_ERROR(CheckEqual("gate up", "2F", weight.rows(), 2 * inner.width));
+    const size_t bytes =
+        static_cast<size_t>(inner.max_tokens) * weight.rows() * ElementSize(linear_element_);
+    BATON_RETURN_IF_ERROR(Grow(bytes, &gate_up_));
+    BATON_RETURN_IF_ERROR(linear_->Run({.tokens = num_tokens,
+                                        .rows = weight.rows(),
+                                        .cols = weight.cols(),
+                                        .in = in.element,
+                                        .out = linear_element_},
+                                       in.data.data(), Weights(weight).data(), nullptr,
+                                       gate_up_.data(), stream_));
+    return CudaStatus(SiluMul({.gate_up = gate_up_.data(),
+                               .element = linear_element_,
+                               .out = {.data = inner.data.data(), .element = inner.element},
+                               .num_tokens = num_tokens,
+                               .width = inner.width},
+                              stream_),
+                      "silu");
+  }
+
+  absl::Status Logits(const Activation& residual,
+                      absl::Span<const int32_t> rows,
+                      absl::Span<const float> weight,
+                      float eps,
+                      const Matrix& head,
+                      float* logits) override {
+    const CudaActivation& in = Const(residual);
+    BATON_RETURN_IF_ERROR(CheckEqual("logits", "E", head.cols(), in.width));
+    BATON_RETURN_IF_ERROR(CheckEqual("logits", "weight", weight.size(), in.width));
+    for (const int32_t row : rows)
+      BATON_RETURN_IF_ERROR(CheckAtMost("logits", "row", row, in.max_tokens - 1));
+    if (rows.empty()) return absl::OkStatus();
+    const size_t count = rows.size();
+    BATON_RETURN_IF_ERROR(Grow(count * in.width * ElementSize(linear_element_), &logit_input_));
+    BATON_RETURN_IF_ERROR(Grow(count * head.rows() * sizeof(float), &logits_));
+    BATON_ASSIGN_OR_RETURN(const int32_t* device_rows, rows_.Upload(rows, stream_));
+    const int num_rows = static_cast<int>(count);
+    BATON_RETURN_IF_ERROR(Norm(in, device_rows, num_rows, weight, eps, logit_input_));
+    BATON_RETURN_IF_ERROR(linear_->Run({.tokens = num_rows,
+                                        .rows = head.rows(),
+                                        .cols = head.cols(),
+                                        .in = linear_element_,
+                                        .out = Element::kF32},
+                                       logit_input_.data(), Weights(head).data(), nullptr,
+                                       logits_.data(), stream_));
+    BATON_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpyAsync(logits, logits_.data(), count * head.rows() * sizeof(float),
+                                   cudaMemcpyDeviceToHost, stream_),
+                   "logits"));
+    return Synchronize();
+  }
+
+  absl::Status Synchronize() override {
+    return CudaStatus(cudaStreamSynchronize(stream_), "synchronize");
+  }
+
+  absl::StatusOr<std::vector<float>> Read(const Activation& activation,
+                                          int num_tokens,
+                                          int width) override {
+    const CudaActivation& in = Const(activation);
+    BATON_RETURN_IF_ERROR(CheckAtMost("read", "T", num_tokens, in.max_tokens));
+    BATON_RETURN_IF_ERROR(CheckEqual("read", "width", in.width, width));
+    std::vector<float> values;
+    BATON_RETURN_IF_ERROR(ReadRows(in.data, in.element, num_tokens, width, &values));
+    if (in.query_width == 0) return values;
+    std::vector<float> queries;
+    BATON_RETURN_IF_ERROR(ReadRows(in.queries, in.q_element, num_tokens, in.query_width, &queries));
+    for (int t = 0; t < num_tokens; ++t) {
+      std::copy_n(queries.begin() + static_cast<ptrdiff_t>(t) * in.query_width, in.query_width,
+                  values.begin() + static_cast<ptrdiff_t>(t) * width);
+    }
+    return values;
+  }
+
+ private:
+  void EncodeRow(const std::vector<float>& row, uint8_t* out) const {
+    if (linear_element_ == Element::kF32) {
+      std::memcpy(out, row.data(), row.size() * sizeof(float));
+      return;
+    }
+    for (size_t i = 0; i < row.size(); ++i) {
+      const uint16_t bits = base::Bf16FromFloat(row[i]);
+      std::memcpy(out + 2 * i, &bits, 2);
+    }
+  }
+
+  absl::Status Norm(const CudaActivation& in,
+                    const int32_t* rows,
+                    int num_tokens,
+                    absl::Span<const float> weight,
+                    float eps,
+                    const DeviceBuffer& out) {
+    BATON_ASSIGN_OR_RETURN(const float* device_weight, constants_.Get(weight, stream_));
+    return CudaStatus(cuda::RmsNorm({.residual = in.data.as<float>(),
+                                     .rows = rows,
+                                     .weight = device_weight,
+                                     .out = {.data = out.data(), .element = linear_element_},
+                                     .num_tokens = num_tokens,
+                                     .width = in.width,
+                                     .eps = eps},
+                                    stream_),
+                      "rms norm");
+  }
+
+  absl::StatusOr<CacheLayer> Cache(const KvCacheView& view) {
+    CacheLayer cache;
+    cache.base = view.layer_base;
+    cache.block_bytes = static_cast<int64_t>(view.layout->block_bytes());
+    cache.format = FormatOf(view.layout->format);
+    cache.num_kv_heads = view.layout->num_kv_heads;
+    cache.head_dim = view.layout->head_dim;
+    BATON_ASSIGN_OR_RETURN(cache.scales, constants_.Get(view.scales, stream_));
+    return cache;
+  }
+
+  absl::Status UploadPlan(PagedAttentionParams* params) {
+    const auto upload = [&](UploadedArray* array, const std::vector<int32_t>& values) {
+      return array->Upload(absl::MakeConstSpan(values), stream_);
+    };
+    BATON_ASSIGN_OR_RETURN(params->query_starts, upload(&query_starts_, plan_.query_starts));
+    BATON_ASSIGN_OR_RETURN(params->context_lens, upload(&context_lens_, plan_.context_lens));
+    BATON_ASSIGN_OR_RETURN(params->block_tables, upload(&block_tables_, plan_.block_tables));
+    params->max_blocks = plan_.max_blocks;
+    return absl::OkStatus();
+  }
+
+  absl::Status Decode(PagedAttentionParams params, bool tensor_cores) {
+    BATON_ASSIGN_OR_RETURN(params.sequences,
+                           decode_.Upload(absl::MakeConstSpan(plan_.decode), stream_));
+    params.num_sequences = static_cast<int>(plan_.decode.size());
+    if (!tensor_cores) {
+      return CudaStatus(SimpleAttention(params, plan_.decode_query_max, stream_), "attention");
+    }
+    return CudaStatus(DecodeAttention({.attention = params,
+                                       .num_splits = plan_.decode_splits,
+                                       .workspace = attention_workspace_.as<float>(),
+                                       .counters = attention_counters_.as<int32_t>()},
+                                      plan_.decode_query_max, stream_),
+                      "decode attention");
+  }
+
+  absl::Status Prefill(PagedAttentionParams params, bool tensor_cores) {
+    if (!tensor_cores) {
+      BATON_ASSIGN_OR_RETURN(params.sequences,
+                             others_.Upload(absl::MakeConstSpan(plan_.others), stream_));
+      params.num_sequences = static_cast<int>(plan_.others.size());
+      return CudaStatus(SimpleAttention(params, plan_.others_query_max, stream_), "attention");
+    }
+    BATON_ASSIGN_OR_RETURN(const PrefillTile* tiles,
+                           tiles_.Upload(absl::MakeConstSpan(plan_.tiles), stream_));
+    return CudaStatus(
+        PrefillAttention(params, tiles, static_cast<int>(plan_.tiles.size()), stream_),
+        "prefill attention");
+  }
+
+  // Scratch memory grows to the largest step there is, which is at the start.
+  absl::Status Grow(size_t bytes, DeviceBuffer* buffer) {
+    if (buffer->size() >= bytes) return absl::OkStatus();
+    BATON_RETURN_IF_ERROR(Synchronize());
+    BATON_ASSIGN_OR_RETURN(*buffer, DeviceBuffer::Allocate(bytes));
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadRows(const DeviceBuffer& data,
+                        Element element,
+                        int num_tokens,
+                        int width,
+                        std::vector<float>* values) {
+    const size_t count = static_cast<size_t>(num_tokens) * width;
+    std::vector<uint8_t> bytes(count * ElementSize(element));
+    if (count > 0) {
+      BATON_RETURN_IF_ERROR(CudaStatus(
+          cudaMemcpyAsync(bytes.data(), data.data(), bytes.size(), cudaMemcpyDeviceToHost, stream_),
+          "read"));
+    }
+    BATON_RETURN_IF_ERROR(Synchronize());
+    values->resize(count);
+    for (size_t i = 0; i < count; ++i) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, &bytes[i * ElementSize(element)], ElementSize(element));
+      (*values)[i] = element == Element::kF32    ? base::FloatFromBits(bits)
+                     : element == Element::kBf16 ? base::FloatFromBf16(static_cast<uint16_t>(bits))
+                                                 : HalfToFloat(bits);
+    }
+    return absl::OkStatus();
+  }
+
+  // f16 bits, exactly.
+  static float HalfToFloat(uint32_t bits) {
+    const uint32_t sign = (bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
+    if (magnitude >= 0x7c00u)
+      return base::FloatFromBits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+    const float value = base::FloatFromBits(magnitude << 13) * 0x1p112f;
+    return base::FloatFromBits(base::FloatBits(value) | sign);
+  }
+
+  const WeightDtype dtype_;
+  const Element linear_element_;
+  std::string name_;
+  int num_sms_ = 0;
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<Linear> linear_;
+  DeviceConstants constants_;
+  AttentionPlan plan_;
+  UploadedArray ids_, positions_, slots_, rows_;
+  UploadedArray query_starts_, context_lens_, block_tables_, decode_, others_, tiles_;
+  DeviceBuffer attention_workspace_, attention_counters_, gate_up_, logit_input_, logits_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(WeightDtype dtype) {
+  if (dtype != WeightDtype::kF32 && dtype != WeightDtype::kBf16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cuda: weight dtype \"", WeightDtypeName(dtype), "\": accepted: f32, bf16"));
+  }
+  auto backend = std::make_unique<CudaBackend>(dtype);
+  BATON_RETURN_IF_ERROR(backend->Init());
+  return std::unique_ptr<Backend>(std::move(backend));
+}
+
+}  // namespace baton::ops::cuda

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "engine/ops/backend.h"
+
+namespace baton::ops::cuda {
+
+// The backend on the first CUDA device. Weights f32 or bf16.
+// Errors: UNAVAILABLE without a device, a driver or cuBLASLt, saying which; INVALID_ARGUMENT for
+// other weights.
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(WeightDtype dtype);
+
+}  // namespace baton::ops::cuda

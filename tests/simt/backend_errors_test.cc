@@ -1,0 +1,91 @@
+// What the CUDA backend says when something is missing, and that it gives everything back.
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "engine/ops/backend.h"
+#include "engine/runtime/model_runner.h"
+#include "gtest/gtest.h"
+#include "tests/simt/device_memory.h"
+#include "tests/simt/fake_cudart.h"
+
+namespace baton::simt {
+namespace {
+
+TEST(BackendErrors, SayWhatIsMissing) {
+  GetRuntimeConfig().num_devices = 0;
+  auto backend = ops::CreateBackend("cuda", ops::WeightDtype::kBf16, {});
+  EXPECT_EQ(backend.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(std::string(backend.status().message()).find("no device"), std::string::npos);
+  GetRuntimeConfig() = RuntimeConfig();
+  EXPECT_EQ(ops::CreateBackend("cuda", ops::WeightDtype::kInt8, {}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  GetRuntimeConfig().total_bytes = 1 << 20;
+  EXPECT_EQ(ops::CreateBackend("cuda", ops::WeightDtype::kBf16, {}).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  GetRuntimeConfig() = RuntimeConfig();
+  backend = ops::CreateBackend("cuda", ops::WeightDtype::kBf16, {});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  EXPECT_EQ((*backend)->NewPool(4096, true).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(BackendErrors, NothingIsLeftOnTheDevice) {
+  runtime::ModelRunnerOptions options;
+  options.model_path = absl::StrCat(BATON_SOURCE_DIR, "/tests/data/models/tiny-qwen3");
+  options.backend = "cuda";
+  options.weight_dtype = "bf16";
+  options.num_blocks = 2;
+  const size_t before = DeviceMemory::Get().bytes_in_use();
+  {
+    const auto runner = runtime::ModelRunner::Create(options);
+    ASSERT_TRUE(runner.ok()) << runner.status();
+    const std::vector<uint32_t> tokens = {1, 2, 3};
+    const std::vector<kv::BlockId> blocks = {1};
+    const std::vector<int> rows = {2};
+    absl::Span<float> logits;
+    ASSERT_TRUE((*runner)->Step({{tokens, 0, blocks, rows}}, nullptr, &logits, nullptr).ok());
+    EXPECT_GT(DeviceMemory::Get().bytes_in_use(), before);
+  }
+  EXPECT_EQ(DeviceMemory::Get().bytes_in_use(), before);
+}
+
+// A shared pool has a mirror on the host: it holds what a step with an observer appended, and what
+// is written into it counts on the device once the blocks have landed.
+TEST(BackendPool, MirrorFollowsObservedStepsAndLandedBlocks) {
+  runtime::ModelRunnerOptions options;
+  options.model_path = absl::StrCat(BATON_SOURCE_DIR, "/tests/data/models/tiny-qwen3");
+  options.backend = "cuda";
+  options.weight_dtype = "bf16";
+  options.num_blocks = 4;
+  options.shared_kv = true;
+  struct Observer : runtime::LayerObserver {
+    void OnLayerDone(int layer) override { layers.push_back(layer); }
+    std::vector<int> layers;
+  };
+  const auto sender = runtime::ModelRunner::Create(options);
+  const auto receiver = runtime::ModelRunner::Create(options);
+  ASSERT_TRUE(sender.ok() && receiver.ok());
+  EXPECT_GE((*sender)->kv_pool().fd(), 0);
+  const std::vector<uint32_t> prompt = {5, 6, 7, 8, 9}, next = {10};
+  const std::vector<kv::BlockId> from = {2}, to = {1};
+  const std::vector<int> no_rows, row = {0};
+  Observer observer;
+  absl::Span<float> logits;
+  ASSERT_TRUE((*sender)->Step({{prompt, 0, from, no_rows}}, &observer, nullptr, nullptr).ok());
+  const kv::KvLayout& layout = (*sender)->layout();
+  EXPECT_EQ(observer.layers.size(), static_cast<size_t>(layout.num_layers));
+  for (int layer = 0; layer < layout.num_layers; ++layer) {
+    std::memcpy((*receiver)->kv_pool().data() + layout.BlockOffset(layer, 1),
+                (*sender)->kv_pool().data() + layout.BlockOffset(layer, 2), layout.block_bytes());
+  }
+  ASSERT_TRUE((*receiver)->BlocksLanded(to).ok());
+  ASSERT_TRUE((*sender)->Step({{next, 5, from, row}}, nullptr, &logits, nullptr).ok());
+  const std::vector<float> want(logits.begin(), logits.end());
+  ASSERT_TRUE((*receiver)->Step({{next, 5, to, row}}, nullptr, &logits, nullptr).ok());
+  EXPECT_EQ(std::vector<float>(logits.begin(), logits.end()), want);
+}
+
+}  // namespace
+}  // namespace baton::simt

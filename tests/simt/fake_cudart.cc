@@ -1,0 +1,390 @@
+#include "tests/simt/fake_cudart.h"
+
+#include <cuda_runtime.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "tests/simt/device_memory.h"
+#include "tests/simt/simt.h"
+
+// What the runtime's opaque handles point to.
+struct CUevent_st {
+  uint64_t recorded = 0;   // number of the last record issued
+  uint64_t completed = 0;  // number of the last record that has run
+};
+
+struct CUstream_st {
+  struct Operation {
+    std::function<cudaError_t()> run;
+    // Waits: may run when this event has completed this record.
+    CUevent_st* event = nullptr;
+    uint64_t record = 0;
+  };
+  std::deque<Operation> queue;
+};
+
+namespace baton::simt {
+namespace {
+
+RuntimeConfig ConfigFromEnvironment() {
+  RuntimeConfig config;
+  if (const char* seed = std::getenv("BATON_EMULATED_STREAMS")) {
+    config.lazy = true;
+    config.seed = std::strtoull(seed, nullptr, 10);
+  }
+  return config;
+}
+
+class Runtime {
+ public:
+  RuntimeConfig config = ConfigFromEnvironment();
+  std::recursive_mutex mutex;
+  cudaError_t sticky = cudaSuccess;
+  cudaError_t last = cudaSuccess;
+  std::set<void*> pinned;
+  std::set<CUstream_st*> streams;
+  CUstream_st legacy;  // the stream named by null
+
+  cudaError_t Note(cudaError_t error) {
+    if (error != cudaSuccess) last = error;
+    return error;
+  }
+
+  CUstream_st* Find(cudaStream_t stream) { return stream == nullptr ? &legacy : stream; }
+
+  cudaError_t Issue(cudaStream_t stream, CUstream_st::Operation operation) {
+    if (sticky != cudaSuccess) return Note(sticky);
+    CUstream_st* queue = Find(stream);
+    queue->queue.push_back(std::move(operation));
+    if (!config.lazy) Drain(queue);
+    return Note(sticky);
+  }
+
+  // Advances streams, in a random order, until `stream` is empty.
+  cudaError_t Drain(CUstream_st* stream) {
+    while (!stream->queue.empty() && sticky == cudaSuccess) {
+      if (!AdvanceOne()) {
+        sticky = cudaErrorLaunchTimeout;  // waits for an event nobody will record
+      }
+    }
+    return Note(sticky);
+  }
+
+  cudaError_t DrainAll() {
+    Drain(&legacy);
+    for (CUstream_st* stream : streams) Drain(stream);
+    return Note(sticky);
+  }
+
+  // Until record `record` of `event` has run.
+  cudaError_t DrainTo(CUevent_st* event, uint64_t record) {
+    while (event->completed < record && sticky == cudaSuccess) {
+      if (!AdvanceOne()) sticky = cudaErrorLaunchTimeout;
+    }
+    return Note(sticky);
+  }
+
+  bool IsPinned(const void* address) const {
+    auto after = pinned.upper_bound(const_cast<void*>(address));
+    if (after == pinned.begin()) return false;
+    void* start = *--after;
+    return static_cast<const char*>(address) < static_cast<char*>(start) + PinnedSize(start);
+  }
+
+  // A pinned block keeps its size in front of itself.
+  static constexpr size_t kHeader = 256;
+  static size_t PinnedSize(const void* address) {
+    size_t size;
+    std::memcpy(&size, static_cast<const char*>(address) - kHeader, sizeof(size));
+    return size;
+  }
+
+ private:
+  static bool Runnable(const CUstream_st& stream) {
+    if (stream.queue.empty()) return false;
+    const CUstream_st::Operation& front = stream.queue.front();
+    return front.event == nullptr || front.event->completed >= front.record;
+  }
+
+  bool AdvanceOne() {
+    std::vector<CUstream_st*> runnable;
+    if (Runnable(legacy)) runnable.push_back(&legacy);
+    for (CUstream_st* stream : streams) {
+      if (Runnable(*stream)) runnable.push_back(stream);
+    }
+    if (runnable.empty()) return false;
+    random_ = random_ * 6364136223846793005ull + config.seed * 2 + 1;
+    CUstream_st* chosen = runnable[(random_ >> 33) % runnable.size()];
+    CUstream_st::Operation operation = std::move(chosen->queue.front());
+    chosen->queue.pop_front();
+    if (operation.run) {
+      const DeviceMemory::Access access;
+      const cudaError_t error = operation.run();
+      if (error != cudaSuccess) sticky = error;
+    }
+    return true;
+  }
+
+  uint64_t random_ = 1;
+};
+
+Runtime& TheRuntime() {
+  static Runtime* runtime = new Runtime;
+  return *runtime;
+}
+
+struct Locked {
+  Runtime& runtime = TheRuntime();
+  std::lock_guard<std::recursive_mutex> lock{runtime.mutex};
+};
+
+bool KindMatches(const void* to, const void* from, size_t size, cudaMemcpyKind kind) {
+  if (size == 0 || kind == cudaMemcpyDefault) return true;
+  const DeviceMemory& memory = DeviceMemory::Get();
+  const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+  const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+  return memory.Contains(to, size) == to_device && memory.Contains(from, size) == from_device;
+}
+
+}  // namespace
+
+RuntimeConfig& GetRuntimeConfig() { return TheRuntime().config; }
+
+void ClearDeviceError() {
+  Locked l;
+  l.runtime.sticky = l.runtime.last = cudaSuccess;
+  l.runtime.legacy.queue.clear();
+  for (CUstream_st* stream : l.runtime.streams) stream->queue.clear();
+}
+
+cudaError_t EnqueueHostWork(cudaStream_t stream, std::function<cudaError_t()> work) {
+  Locked l;
+  return l.runtime.Issue(stream, {.run = std::move(work)});
+}
+
+cudaError_t EnqueueLaunch(cudaStream_t stream,
+                          const void* kernel,
+                          dim3 grid,
+                          dim3 block,
+                          size_t shared_bytes,
+                          cudaError_t (*run)(const void* bound, dim3, dim3, size_t),
+                          void (*destroy)(const void* bound),
+                          const void* bound) {
+  const std::shared_ptr<const void> owner(bound, destroy);
+  Locked l;
+  const cudaError_t valid = CheckLaunch(kernel, grid, block, shared_bytes);
+  if (valid != cudaSuccess) return l.runtime.Note(valid);
+  return l.runtime.Issue(stream,
+                         {.run = [=] { return run(owner.get(), grid, block, shared_bytes); }});
+}
+
+}  // namespace baton::simt
+
+using baton::simt::DeviceMemory;
+using baton::simt::KindMatches;
+using baton::simt::Locked;
+using baton::simt::Runtime;
+
+extern "C" {
+
+// ---- Memory
+// ---------------------------------------------------------------------------------------
+
+cudaError_t cudaMalloc(void** address, size_t size) {
+  Locked l;
+  const uint64_t left = l.runtime.config.total_bytes - DeviceMemory::Get().bytes_in_use();
+  *address = size <= left ? DeviceMemory::Get().Allocate(size) : nullptr;
+  return *address != nullptr ? cudaSuccess : l.runtime.Note(cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaFree(void* address) {
+  Locked l;
+  l.runtime.DrainAll();  // cudaFree waits for the device
+  if (address == nullptr || DeviceMemory::Get().Free(address)) return cudaSuccess;
+  return l.runtime.Note(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  Locked l;
+  *total = l.runtime.config.total_bytes;
+  *free = *total - DeviceMemory::Get().bytes_in_use();
+  return cudaSuccess;
+}
+
+cudaError_t cudaMallocHost(void** address, size_t size) {
+  Locked l;
+  const size_t rounded = (size + 2 * Runtime::kHeader - 1) / Runtime::kHeader * Runtime::kHeader;
+  char* memory = static_cast<char*>(std::aligned_alloc(Runtime::kHeader, rounded));
+  if (memory == nullptr) return l.runtime.Note(cudaErrorMemoryAllocation);
+  std::memcpy(memory, &size, sizeof(size));
+  std::memset(memory + Runtime::kHeader, 0xff, rounded - Runtime::kHeader);
+  *address = memory + Runtime::kHeader;
+  l.runtime.pinned.insert(*address);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void* address) {
+  Locked l;
+  if (address == nullptr) return cudaSuccess;
+  l.runtime.DrainAll();
+  if (l.runtime.pinned.erase(address) == 0) return l.runtime.Note(cudaErrorInvalidValue);
+  std::free(static_cast<char*>(address) - Runtime::kHeader);
+  return cudaSuccess;
+}
+
+// As the driver does: pageable host memory is read when the call is made and written before it
+// returns; pinned memory whenever the stream gets there.
+cudaError_t cudaMemcpyAsync(
+    void* to, const void* from, size_t size, cudaMemcpyKind kind, cudaStream_t stream) {
+  Locked l;
+  if (!KindMatches(to, from, size, kind)) return l.runtime.Note(cudaErrorInvalidValue);
+  if (kind == cudaMemcpyHostToDevice && !l.runtime.IsPinned(from)) {
+    const char* bytes = static_cast<const char*>(from);
+    auto staged = std::make_shared<std::vector<char>>(bytes, bytes + size);
+    return l.runtime.Issue(stream, {.run = [=] {
+                             std::memcpy(to, staged->data(), staged->size());
+                             return cudaSuccess;
+                           }});
+  }
+  const cudaError_t issued = l.runtime.Issue(stream, {.run = [=] {
+                                               std::memcpy(to, from, size);
+                                               return cudaSuccess;
+                                             }});
+  if (issued != cudaSuccess) return issued;
+  if (kind == cudaMemcpyDeviceToHost && !l.runtime.IsPinned(to))
+    return l.runtime.Drain(l.runtime.Find(stream));
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind kind) {
+  Locked l;
+  const cudaError_t issued = cudaMemcpyAsync(to, from, size, kind, nullptr);
+  return issued != cudaSuccess ? issued : l.runtime.Drain(&l.runtime.legacy);
+}
+
+cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t stream) {
+  Locked l;
+  if (!DeviceMemory::Get().Contains(to, size)) return l.runtime.Note(cudaErrorInvalidValue);
+  return l.runtime.Issue(stream, {.run = [=] {
+                           std::memset(to, value, size);
+                           return cudaSuccess;
+                         }});
+}
+
+cudaError_t cudaMemset(void* to, int value, size_t size) {
+  return cudaMemsetAsync(to, value, size, nullptr);
+}
+
+// ---- Streams and events
+// ---------------------------------------------------------------------------
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  Locked l;
+  *stream = new CUstream_st;
+  l.runtime.streams.insert(*stream);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  Locked l;
+  l.runtime.Drain(stream);
+  l.runtime.streams.erase(stream);
+  delete stream;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  Locked l;
+  return l.runtime.Drain(l.runtime.Find(stream));
+}
+
+cudaError_t cudaDeviceSynchronize() {
+  Locked l;
+  return l.runtime.DrainAll();
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  Locked l;
+  l.runtime.DrainTo(event, event->recorded);
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  Locked l;
+  const uint64_t record = ++event->recorded;
+  return l.runtime.Issue(stream, {.run = [=] {
+                           event->completed = record;
+                           return cudaSuccess;
+                         }});
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  Locked l;
+  return l.runtime.Issue(stream, {.run = nullptr, .event = event, .record = event->recorded});
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  Locked l;
+  return l.runtime.DrainTo(event, event->recorded);
+}
+
+// ---- Device, errors, functions
+// --------------------------------------------------------------------
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  Locked l;
+  *count = l.runtime.config.num_devices;
+  return *count > 0 ? cudaSuccess : l.runtime.Note(cudaErrorNoDevice);
+}
+
+cudaError_t cudaSetDevice(int device) {
+  Locked l;
+  const bool known = device >= 0 && device < l.runtime.config.num_devices;
+  return known ? cudaSuccess : l.runtime.Note(cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  Locked l;
+  std::memset(properties, 0, sizeof(*properties));
+  std::strcpy(properties->name, "emulated");
+  properties->major = 9;
+  properties->multiProcessorCount = 4;
+  properties->totalGlobalMem = l.runtime.config.total_bytes;
+  properties->sharedMemPerBlockOptin = baton::simt::GetConfig().shared_limit;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError() {
+  Locked l;
+  const cudaError_t error = std::exchange(l.runtime.last, cudaSuccess);
+  return error != cudaSuccess ? error : l.runtime.sticky;
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess ? "no error" : baton::simt::LastReport().c_str();
+}
+
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  Locked l;
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+  if (value < 0 || static_cast<size_t>(value) > baton::simt::GetConfig().shared_limit)
+    return l.runtime.Note(cudaErrorInvalidValue);
+  baton::simt::SetDynamicSharedLimit(kernel, static_cast<size_t>(value));
+  return cudaSuccess;
+}
+
+}  // extern "C"

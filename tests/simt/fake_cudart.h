@@ -1,0 +1,31 @@
+#pragma once
+
+// A stand-in for libcudart, linked instead of it: device memory of device_memory.h, kernels run by
+// the engine. Streams are queues. Lazy ones do nothing until somebody must wait for them, and then
+// take turns in a random order, so that a forgotten synchronisation shows. An error of a kernel
+// sticks, as on the device.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <functional>
+
+namespace baton::simt {
+
+// A program's first values of `lazy` and `seed` come from the environment:
+// BATON_EMULATED_STREAMS=SEED makes streams lazy.
+struct RuntimeConfig {
+  bool lazy = false;  // else every operation runs when it is issued
+  uint64_t seed = 1;  // of the order in which lazy streams advance
+  int num_devices = 1;
+  uint64_t total_bytes = uint64_t{8} << 30;
+};
+RuntimeConfig& GetRuntimeConfig();
+
+// Puts work that is no kernel of ours into a stream: a library's. It may touch device memory.
+cudaError_t EnqueueHostWork(cudaStream_t stream, std::function<cudaError_t()> work);
+
+// Forgets a sticky error; for tests of faulty kernels.
+void ClearDeviceError();
+
+}  // namespace baton::simt

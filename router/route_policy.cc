@@ -18,6 +18,10 @@ using Views = absl::InlinedVector<const WorkerView*, 16>;
 // the fastest would get every session.
 constexpr double kNearTie = 1.02;
 constexpr double kNearTieSeconds = 0.0005;
+// A decode worker with this much more to hold than the least loaded one keeps its sessions: their
+// cache is worth more than an even load, whose figures are a report old anyway.
+constexpr uint64_t kNearLoadTokens = 4096;
+constexpr uint64_t kNearLoadDivisor = 4;
 
 struct Candidates {
   Views usable;
@@ -238,8 +242,12 @@ class PrefixPolicy : public PickingPolicy {
   }
 
   static const WorkerView* PickDecode(const Views& views, const RouteRequest& request) {
+    uint64_t least = views[0]->load_tokens;
+    for (const WorkerView* view : views) least = std::min(least, view->load_tokens);
+    const uint64_t limit = least + least / kNearLoadDivisor + kNearLoadTokens;
     const auto rank = [&](const WorkerView* view) {
-      return std::make_tuple(DecodeTokens(*view, request), view->cache_blocks);
+      return std::make_tuple(view->load_tokens > limit, -int64_t{CachedTokens(*view, request)},
+                             view->load_tokens, view->cache_blocks);
     };
     return *std::min_element(
         views.begin(), views.end(),
@@ -258,10 +266,6 @@ class PrefixPolicy : public PickingPolicy {
     return *std::min_element(
         views.begin(), views.end(),
         [&](const WorkerView* a, const WorkerView* b) { return rank(a) < rank(b); });
-  }
-
-  static uint64_t DecodeTokens(const WorkerView& decode, const RouteRequest& request) {
-    return decode.load_tokens + request.prompt_tokens - CachedTokens(decode, request);
   }
 };
 

@@ -117,9 +117,9 @@ double PredictTtft(const WorkerView& worker, const RouteRequest& request);
 uint32_t CachedTokens(const WorkerView& worker, const RouteRequest& request);
 
 // prefix: soonest first token, by what each worker holds of the prompt, its queue and its measured
-// speed; the decode worker that needs fewest tokens of KV for it beside what it has. Sessions so
-// stay where their prefix is, until waiting there costs more than computing it again elsewhere; new
-// ones go where the cache holds least.
+// speed; among decode workers of about the least load, the one that holds most of the prompt.
+// Sessions so stay where their prefix is, until waiting there costs more than computing it again
+// elsewhere; new ones go where the cache holds least.
 // least_load: fewest tokens. power_of_two: the better of two drawn ones, by load. round_robin.
 // Of equals the first in the operator's order.
 // Errors: INVALID_ARGUMENT naming the accepted names.

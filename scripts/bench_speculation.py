@@ -3,7 +3,8 @@
 
 Drives build/bench/speculation_bench, which runs both in turn in one process and fails if an id differs, and writes the
 table of docs/measurements/speculation.md. A figure is the median of the ratios of the pairs; machines that are shared are
-noisy, so the range is printed beside it. Needs `make build tools models`.
+noisy, so the range is printed beside it. With --cpu-time figures are tokens per second of processor time of one thread, which
+others on the machine disturb much less. Needs `make build tools models`.
 """
 import argparse
 import json
@@ -94,12 +95,13 @@ def run_case(bench, case, batch, temperature, options):
     if run.returncode != 0:
         sys.exit(f"{name}: {run.stderr[-2000:]}")
     pairs = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
-    ratios = [pair["drafted"] / pair["plain"] for pair in pairs]
+    plain, drafted = ("plain_cpu", "drafted_cpu") if options.cpu_time else ("plain", "drafted")
+    ratios = [pair[drafted] / pair[plain] for pair in pairs]
     total = {key: sum(pair[key] for pair in pairs) for key in ("drafts", "draft_tokens", "accepted", "steps_drafted")}
     result = {
         "name": name, "good": good, "batch": batch, "temperature": temperature, "device": pairs[0]["device"],
-        "plain": statistics.median(pair["plain"] for pair in pairs),
-        "drafted": statistics.median(pair["drafted"] for pair in pairs),
+        "plain": statistics.median(pair[plain] for pair in pairs),
+        "drafted": statistics.median(pair[drafted] for pair in pairs),
         "ratio": statistics.median(ratios), "ratios": ratios,
         "acceptance_length": 1 + total["accepted"] / total["drafts"] if total["drafts"] else 1.0,
         "drafts_per_row": total["draft_tokens"] / total["drafts"] if total["drafts"] else 0.0,
@@ -128,14 +130,19 @@ def main():
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cpu-time", action="store_true", help="processor time of one thread instead of time")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--batch", type=int, action="append", help="1 and 8 if not given")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--json", help="appends a line with all results to this file")
+    parser.add_argument("--json", help="appends a line for each result to this file")
     parser.add_argument("--table", help="writes the table to this file")
     options = parser.parse_args()
+    if options.cpu_time:
+        options.threads = 1
     bench = pathlib.Path(options.build) / "bench" / "speculation_bench"
     results = []
+    record = {"when": time.strftime("%Y-%m-%d"), "machine": platform.processor() or platform.machine(),
+              "unit": "processor time" if options.cpu_time else "time"}
     for case in CASES:
         if options.only not in case[0]:
             continue
@@ -143,10 +150,9 @@ def main():
             sys.exit(f"{case[1]} is not there: make models")
         for batch in options.batch or [1, 8]:
             results.append(run_case(bench, case, batch, options.temperature, options))
-    record = {"when": time.strftime("%Y-%m-%d"), "machine": platform.processor() or platform.machine(), "results": results}
-    if options.json:
-        with open(options.json, "a") as file:
-            file.write(json.dumps(record) + "\n")
+            if options.json:
+                with open(options.json, "a") as file:
+                    file.write(json.dumps(record | {"result": results[-1]}) + "\n")
     if options.table:
         pathlib.Path(options.table).write_text(table(results) + "\n")
     else:

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -43,6 +44,13 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// What this thread has computed: with threads=1 all of a run, whoever else uses the machine.
+double CpuNow() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 // One request's tokens.
 class Sink : public worker::CallSink<DecodeResponse> {
  public:
@@ -58,6 +66,7 @@ class Sink : public worker::CallSink<DecodeResponse> {
 
 struct Run {
   double tokens_per_second = 0;
+  double tokens_per_cpu_second = 0;
   double gap_share = 0;  // time between steps, of all
   double drafts = 0, draft_tokens = 0, accepted = 0, steps = 0;
   std::vector<std::vector<uint32_t>> ids;
@@ -91,11 +100,13 @@ class Bench {
       BATON_ASSIGN_OR_RETURN(const Run drafted, RunOnce(true));
       if (plain.ids != drafted.ids) return absl::InternalError("ids differ with drafts");
       std::printf(
-          "{\"plain\":%.3f,\"drafted\":%.3f,\"drafts\":%.0f,\"draft_tokens\":%.0f,"
+          "{\"plain\":%.3f,\"drafted\":%.3f,\"plain_cpu\":%.3f,\"drafted_cpu\":%.3f,\"drafts\":%."
+          "0f,\"draft_tokens\":%.0f,"
           "\"accepted\":%.0f,\"steps_plain\":%.0f,\"steps_drafted\":%.0f,\"gap_plain\":%.4f,"
           "\"gap_drafted\":%.4f,\"device\":\"%s\"}\n",
-          plain.tokens_per_second, drafted.tokens_per_second, drafted.drafts, drafted.draft_tokens,
-          drafted.accepted, plain.steps, drafted.steps, plain.gap_share, drafted.gap_share,
+          plain.tokens_per_second, drafted.tokens_per_second, plain.tokens_per_cpu_second,
+          drafted.tokens_per_cpu_second, drafted.drafts, drafted.draft_tokens, drafted.accepted,
+          plain.steps, drafted.steps, plain.gap_share, drafted.gap_share,
           host_.runner->device().c_str());
       std::fflush(stdout);
     }
@@ -162,11 +173,15 @@ class Bench {
     const size_t tokens_before = CountTokens(sinks);
     const uint64_t steps_before = gaps.count();
     const double start = Now();
+    const double cpu_start = CpuNow();
     while (loop.RunOnce(absl::ZeroDuration())) {
     }
     const double seconds = Now() - start;
+    const double cpu_seconds = CpuNow() - cpu_start;
+    const auto tokens = static_cast<double>(CountTokens(sinks) - tokens_before);
     Run run;
-    run.tokens_per_second = static_cast<double>(CountTokens(sinks) - tokens_before) / seconds;
+    run.tokens_per_second = tokens / seconds;
+    run.tokens_per_cpu_second = tokens / cpu_seconds;
     run.gap_share = (gaps.sum() - gap_before) / seconds;
     run.steps = static_cast<double>(gaps.count() - steps_before);
     run.drafts = metrics->counter(base::CounterId::kSpecDecodeDrafts).value();

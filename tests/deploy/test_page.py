@@ -147,6 +147,7 @@ class Browser:
         path = page["webSocketDebuggerUrl"].split(str(port), 1)[1]
         key = base64.b64encode(os.urandom(16)).decode()
         self.socket.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode())
+        self.socket.settimeout(60)
         self.stream = self.socket.makefile("rb")
         while self.stream.readline() != b"\r\n":
             pass

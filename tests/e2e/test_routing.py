@@ -148,9 +148,9 @@ def test_high_priority_goes_first_and_tenants_share():
 # A worker that is drained gets nothing new; what runs there is finished, or moved when its time is over.
 @pytest.mark.parametrize("drain, moved", [("60s", False), ("0.3s", True)])
 def test_a_drained_decode_worker_loses_nothing(drain, moved):
-    with Service(TINY, decode=2, worker_flags=("--test-step-delay=10ms",), decode_flags=(f"--drain-timeout={drain}",),
+    with Service(TINY, decode=2, worker_flags=("--test-step-delay=30ms",), decode_flags=(f"--drain-timeout={drain}",),
                  router_flags=("--policy=least_load",)) as service:
-        request = service.request("In the day", sampling={"temperature": 0.8, "seed": 3, "max_tokens": 100, "ignore_eos": True})
+        request = service.request("In the day", sampling={"temperature": 1.0, "seed": 3, "max_tokens": 100, "ignore_eos": True})
         expected = service.stream(request).ids()
         with concurrent.futures.ThreadPoolExecutor(8) as threads:
             answers = [threads.submit(service.stream, request) for _ in range(8)]
@@ -185,8 +185,9 @@ def test_several_choices_survive_the_death_of_their_decode_worker():
 
 # A stopped process is suspect, not down, and its running calls are left alone; one that goes on is used again.
 def test_a_worker_that_is_only_slow_is_suspect_and_comes_back():
-    with Service(TINY, decode=2, worker_flags=("--test-step-delay=10ms",), router_flags=("--heartbeat-timeout=500ms", "--policy=least_load")) as service:
-        request = service.request("In the day", sampling={"temperature": 0, "max_tokens": 60, "ignore_eos": True})
+    with Service(TINY, decode=2, worker_flags=("--test-step-delay=30ms",), router_flags=("--heartbeat-timeout=500ms", "--policy=least_load")) as service:
+        request = service.request("In the day", sampling={"temperature": 1.0, "seed": 3, "max_tokens": 100, "ignore_eos": True})
+        short = service.request("In the day", sampling={"max_tokens": 3, "ignore_eos": True})
         expected = service.stream(request).ids()
         call = service.stub.Generate(request, timeout=60 * SLOWNESS)
         first = next(call)
@@ -196,7 +197,7 @@ def test_a_worker_that_is_only_slow_is_suspect_and_comes_back():
             wait_until(lambda: worker_status(service, victim.address).state == "suspect")
             assert service.status().serving
             for _ in range(3):
-                assert service.stream(request).timings.decode_worker != victim.address
+                assert service.stream(short).timings.decode_worker != victim.address
         finally:
             victim.signal(signal.SIGCONT)
         rest = list(call)
@@ -239,7 +240,9 @@ def test_status_shows_what_the_router_has_learned(tiny):
 def test_a_reader_that_stops_is_cut_off_and_its_blocks_are_freed():
     with Service(TINY, router_flags=("--client-buffer=200",), kv_blocks=512) as service:
         request = service.request(ids=prompt(100, 1), sampling={"max_tokens": 1000, "ignore_eos": True, "n": 16, "seed": 1, "logprobs": 20})
-        call = service.stub.Generate(request, timeout=100 * SLOWNESS)
+        # A window of 64 KiB that does not grow: what has been sent and not read stays small.
+        channel = service.new_channel(**{"grpc.http2.bdp_probe": 0, "grpc.http2.lookahead_bytes": 65535})
+        call = harness.pb_grpc.GenerationStub(channel).Generate(request, timeout=100 * SLOWNESS)
         next(call)
         wait_until(lambda: service.router.metric("baton_router_requests_in_flight") == 0, timeout=60, message="still open")
         service.wait_idle()

@@ -78,7 +78,7 @@ def test_smollm2_copies_its_input_in_fewer_steps(pool):
     # The first token comes from prefill and takes no step of decode.
     tokens = len(runs[0].ids())
     assert runs[0].timings.accept_length == pytest.approx(tokens / (tokens - 1))
-    assert runs[1].timings.accept_length > 1.5 * runs[0].timings.accept_length
+    assert runs[1].timings.accept_length > 1.2 * runs[0].timings.accept_length
 
 
 # The prefill worker computes the draft model's KV too and hands it over; where it does not, the decode worker does.

@@ -201,6 +201,10 @@ DecodeNode::DecodeNode(Env* env, std::string address, std::string incarnation)
   options.clock = &process_->clock();
   loop_ =
       std::make_unique<decode::DecodeLoop>(options, *model_, Letters(), worker::WorkerMetrics());
+  const auto swap_bytes = static_cast<int64_t>(model_->layout().block_bytes()) *
+                          model_->layout().num_layers * settings.swap_blocks;
+  swap_ = std::make_unique<decode::SwapSpace>(*decode::SwapSpace::Create(*model_, swap_bytes));
+  loop_->set_swap_space(swap_.get());
   kvtransfer::ReceiverOptions receiver;
   receiver.clock = &process_->clock();
   receiver.pool = &model_->kv_pool();
@@ -288,13 +292,16 @@ std::string DecodeNode::Busy() const {
   const kv::BlockCounts& counts = loop_->memory().pool().counts();
   const worker::v1::WorkerLoad load = loop_->load();
   if (loop_->num_calls() == 0 && counts.active == 0 && counts.reserved == 0 &&
-      counts.quarantined == 0 && receiver_->num_open() == 0 && load.requests_running() == 0 &&
+      counts.quarantined == 0 && receiver_->num_open() == 0 &&
+      swap_->num_free() == swap_->num_slots() && load.requests_running() == 0 &&
       load.requests_waiting() == 0 && load.queue_tokens() == 0 && load.kv_blocks_active() == 0 &&
       load.kv_blocks_reserved() == 0 && load.kv_blocks_quarantined() == 0)
     return "";
   return absl::StrCat(address_, ": calls=", loop_->num_calls(), " active=", counts.active,
                       " reserved=", counts.reserved, " quarantined=", counts.quarantined,
-                      " reservations=", receiver_->num_open(), " load: ", load.ShortDebugString());
+                      " reservations=", receiver_->num_open(),
+                      " swapped=", swap_->num_slots() - swap_->num_free(),
+                      " load: ", load.ShortDebugString());
 }
 
 }  // namespace baton::sim

@@ -99,8 +99,8 @@ MUTATIONS = {
     ),
     "preempted_answer_starts_again": (
         "decode_worker/decode_scheduler.cc",
-        "  memory_.Release(sequence);\n  prefill_.Enqueue(sequence);",
-        "  memory_.Release(sequence);\n  sequence->tokens.pop_back();\n  prefill_.Enqueue(sequence);",
+        "  if (slots.empty()) return AddPreempted(sequence);",
+        "  sequence->tokens.pop_back();\n  if (slots.empty()) return AddPreempted(sequence);",
     ),
     "full_worker_is_never_asked_again": (
         "router/generate_call_legs.cc",

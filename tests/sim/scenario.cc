@@ -29,6 +29,7 @@ WorkerSettings MakeSettings(Random* random) {
   settings.decode_blocks = static_cast<int>(random->Between(6, 24));
   settings.chunk_tokens = Pick(random, {64, 128, 256});
   settings.max_batch = Pick(random, {1, 4, 8});
+  settings.swap_blocks = Pick(random, {0, 3, 12});
   settings.model.format =
       Pick(random, {kv::KvFormat::kFp8, kv::KvFormat::kFp8Dynamic, kv::KvFormat::kBf16});
   settings.layer_time_max =
@@ -150,7 +151,8 @@ std::string Scenario::ToString() const {
       "prefill=", num_prefill, " decode=", num_decode,
       " latency_max=", absl::FormatDuration(latency_max),
       " prefill_blocks=", settings.prefill_blocks, " decode_blocks=", settings.decode_blocks,
-      " chunk_tokens=", settings.chunk_tokens, " format=", kv::KvFormatName(settings.model.format),
+      " swap_blocks=", settings.swap_blocks, " chunk_tokens=", settings.chunk_tokens,
+      " format=", kv::KvFormatName(settings.model.format),
       " peer_writes=", settings.data.peer_writes, " checksums=", settings.checksums,
       " flip_one_in=", settings.data.flip_one_in, " drop_one_in=", settings.control.drop_one_in,
       " repeat_one_in=", settings.control.repeat_one_in,

@@ -32,6 +32,7 @@ struct WorkerSettings {
   int decode_blocks = 32;
   int chunk_tokens = 128;
   int max_batch = 8;
+  int swap_blocks = 0;  // host memory for preempted sequences
   ModelShape model;
   absl::Duration layer_time_max = absl::Milliseconds(1);
   absl::Duration ticket_timeout = absl::Seconds(3);
@@ -155,6 +156,7 @@ class DecodeNode : public Node {
 
   const std::unique_ptr<SimModel> model_;
   std::shared_ptr<PeerMemory> memory_;  // shared for as long as this process lives
+  std::unique_ptr<decode::SwapSpace> swap_;
   std::unique_ptr<decode::DecodeLoop> loop_;
   std::unique_ptr<Receiver> receiver_;
 };

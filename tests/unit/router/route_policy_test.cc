@@ -194,6 +194,15 @@ TEST_F(PrefixPolicyTest, UntilWaitingCostsMoreThanComputing) {
   EXPECT_EQ(policy_->Choose(workers_, request_)->prefill, "p1");
 }
 
+TEST_F(PrefixPolicyTest, DecodeKeepsItsSessionsUnlessItHasMuchMoreToDo) {
+  request_.cached_blocks = {0, 0, 0, 10};
+  workers_[2].load_tokens = 20'000;
+  workers_[3].load_tokens = 28'000;
+  EXPECT_EQ(policy_->Choose(workers_, request_)->decode, "d2");
+  workers_[3].load_tokens = 30'000;
+  EXPECT_EQ(policy_->Choose(workers_, request_)->decode, "d1");
+}
+
 TEST_F(PrefixPolicyTest, NewSessionsGoWhereTheCacheHoldsLeast) {
   workers_[0].cache_blocks = workers_[2].cache_blocks = 5;
   workers_[0].ttft.per_token_s *= 0.99;  // no matter

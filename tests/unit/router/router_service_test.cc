@@ -93,8 +93,11 @@ class NullDecode : public worker::v1::DecodeWorker::Service {
     worker::v1::DecodeRequest request;
     if (!stream->Read(&request)) return grpc::Status::CANCELLED;
     worker::v1::DecodeResponse response;
-    response.mutable_reserved()->mutable_handoff()->set_reservation_id(1);
-    stream->Write(response);
+    const bool locally = request.open().prefill_locally();
+    if (!locally) {
+      response.mutable_reserved()->mutable_handoff()->set_reservation_id(1);
+      stream->Write(response);
+    }
     if (behaviour_->stall.load()) {
       stream->Read(&request);  // ends when the router cancels
       ++behaviour_->cancelled;
@@ -102,7 +105,8 @@ class NullDecode : public worker::v1::DecodeWorker::Service {
     }
     const auto& sampling = request.open().spec().sampling();
     const auto prompt = static_cast<uint32_t>(request.open().spec().prompt_ids_size());
-    for (uint32_t i = 1; i < sampling.max_tokens(); ++i) {
+    // Of a prompt that was handed over, the prefill worker has sent the first token.
+    for (uint32_t i = locally ? 0 : 1; i < sampling.max_tokens(); ++i) {
       response.mutable_tokens()->Clear();
       for (uint32_t choice = 0; choice < sampling.n(); ++choice) {
         *response.mutable_tokens()->add_tokens() = TokenAt(choice, prompt + i);
@@ -387,7 +391,7 @@ TEST_F(RouterServiceTest, DrainLetsRunningCallsFinishAndRefusesNewOnes) {
   std::thread drain([&] { router_->RunUntilTerminated(); });
   const absl::Status refused = Stream(Request(3)).status;
   EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
-  EXPECT_FALSE(router_->server().ready());
+  WaitFor([&] { return !router_->server().ready(); });
   WaitFor([&] { return router_->server().calls_in_flight() == 1; });  // the refused one is gone
   context.TryCancel();
   reader->Finish();

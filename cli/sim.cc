@@ -258,7 +258,7 @@ absl::StatusOr<SplitResult> RunFromFlags() {
 
 int RunSim(int argc, char** argv) {
   const base::FlagsOutcome flags =
-      base::HandleFlags(argc, argv, kUsage, {"cli/sim.cc", "cli/common_flags"});
+      base::HandleFlags(argc, argv, kUsage, {"cli/sim.cc", "cli/common_flags", "cli/json_flag"});
   if (!flags.go_on) return flags.exit_code;
   InitLogging("sim", LogLevel::kWarning);
   const absl::StatusOr<SplitResult> split = RunFromFlags();

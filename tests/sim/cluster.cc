@@ -329,10 +329,7 @@ void Cluster::CheckStatus(const Client& client) {
       return;
     case absl::StatusCode::kUnavailable:
       ++result_.failed;
-      // With several answers under way a lost worker cannot be made good.
-      if (scenario_.survivable &&
-          (client.request->engine.params.n == 1 || scenario_.faults.empty()))
-        not_now();
+      if (scenario_.survivable) not_now();
       return;
     default:
       return not_now();

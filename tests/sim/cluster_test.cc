@@ -118,7 +118,7 @@ INSTANTIATE_TEST_SUITE_P(All,
                                          Planted{"WriteAfterQuiet", Plant::kWriteAfterQuiet, 50},
                                          Planted{"SkipUnit", Plant::kSkipUnit, 50},
                                          Planted{"WrongBlock", Plant::kWrongBlock, 50},
-                                         Planted{"LoseFinish", Plant::kLoseFinish, 50},
+                                         Planted{"LoseFinish", Plant::kLoseFinish, 400},
                                          Planted{"LoseBlocks", Plant::kLoseBlocks, 400}),
                          [](const auto& info) { return std::string(info.param.name); });
 

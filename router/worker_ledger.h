@@ -12,7 +12,7 @@ namespace baton::router {
 
 // One leg's share of a worker.
 struct Work {
-  uint64_t tokens = 0;   // prefill: to be computed; decode: that hold KV
+  uint64_t tokens = 0;   // prefill: to be computed; decode: whole blocks of KV
   uint32_t blocks = 0;   // decode: that the request will reserve
   double compute_s = 0;  // predicted, above 0, of a prompt that is computed there; 0: none is
   bool is_long = false;

@@ -30,6 +30,13 @@ bool Lives(const WorkerView& view) {
   return view.health == WorkerHealth::kReady || view.health == WorkerHealth::kSuspect;
 }
 
+// WorkerView::load_tokens as the worker itself counts them.
+uint64_t ReportedTokens(const WorkerView& view, const worker::v1::WorkerLoad& load) {
+  return view.role == WorkerRole::kPrefill
+             ? load.queue_tokens()
+             : uint64_t{view.block_tokens} * (load.kv_blocks_active() + load.kv_blocks_reserved());
+}
+
 }  // namespace
 
 WorkerTable::WorkerTable(const WorkerTableOptions& options) : options_(options) {
@@ -100,6 +107,7 @@ std::string WorkerTable::Refuse(WorkerRole role, const worker::v1::WorkerStatus&
 void WorkerTable::StartOver(uint32_t slot) {
   Worker& worker = workers_[slot];
   worker.ledger.Clear();
+  worker.foreign_tokens = 0;
   worker.breaker.Reset();
   views_[slot].full = false;
   index_.Clear(slot);
@@ -156,6 +164,8 @@ void WorkerTable::OnStatus(const std::string& address, const worker::v1::WorkerS
     changed = TakeStatus(slot, status);
     Worker& worker = workers_[slot];
     worker.ledger.OnReport();
+    const uint64_t reported = ReportedTokens(views_[slot], status.load());
+    worker.foreign_tokens = reported - std::min(reported, worker.ledger.tokens());
     // Asking again makes sense when something has changed since it refused, or at the worst after a
     // while.
     const bool moved = status.load().SerializeAsString() != worker.full_load ||
@@ -230,11 +240,7 @@ void WorkerTable::UpdateView(uint32_t slot) {
   WorkerView& view = views_[slot];
   view.health = worker.refused.empty() ? worker.health : WorkerHealth::kDown;
   view.block_tokens = std::max<uint32_t>(1, worker.status.fingerprint().block_tokens());
-  const uint64_t reported =
-      view.role == WorkerRole::kPrefill
-          ? load.queue_tokens()
-          : uint64_t{view.block_tokens} * (load.kv_blocks_active() + load.kv_blocks_reserved());
-  view.load_tokens = std::max(reported, worker.ledger.tokens());
+  view.load_tokens = worker.ledger.tokens() + worker.foreign_tokens;
   const uint32_t available = load.kv_blocks_free() + load.kv_blocks_cached();
   view.available_blocks = available - std::min(available, worker.ledger.unreported_blocks());
   view.num_running = load.requests_running() + load.requests_waiting();

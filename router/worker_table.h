@@ -155,6 +155,7 @@ class WorkerTable {
     absl::Duration last_seen;
     Breaker breaker;
     WorkerLedger ledger;
+    uint64_t foreign_tokens = 0;  // that it last reported beyond those in the ledger
     TtftModel ttft;
     std::string full_load;  // its last report when it refused for want of room
     absl::Duration full_since;

@@ -22,10 +22,11 @@ WorkId WorkerTable::Book(const WorkerView& view,
   Worker& worker = workers_[view.slot];
   Work work;
   const uint32_t missing = request.prompt_tokens - CachedTokens(view, request);
-  work.tokens = view.role == WorkerRole::kPrefill ? missing : request.prompt_tokens;
+  work.tokens = missing;
   if (view.role == WorkerRole::kDecode) {
     work.blocks =
         (request.prompt_tokens + view.block_tokens - 1) / view.block_tokens + request.num_choices;
+    work.tokens = uint64_t{work.blocks} * view.block_tokens;
   }
   if (computes) {
     work.compute_s =

@@ -154,6 +154,7 @@ ENGINE = [
         Panel("Blocks by state", total("baton_kv_blocks", "state, role", WORKER, "{{role}}: {{state}}"), stack=True),
         Panel("In use", total("baton_kv_cache_usage_ratio", "role, instance", WORKER, "{{role}} {{instance}}"), "percentunit", max=1),
         Panel("Prefix cache", [rate("baton_prefix_cache_queries_total", "role", WORKER, "looked up, {{role}}"), rate("baton_prefix_cache_hits_total", "role", WORKER, "found, {{role}}")], "suffix: tok/s"),
+        Panel("Evicted", rate("baton_prefix_cache_evictions_total", "role, instance", WORKER, "{{role}} {{instance}}"), "suffix: blocks/s", help="Cached prefixes that made room."),
         Panel("Shape", (f"max by (role, instance, block_size, num_blocks, kv_dtype, block_bytes) (baton_kv_cache_info{{{WORKER}}})", ""), kind="table"),
         Panel("Append kernel, a request", quantiles("baton_kv_append_seconds", "role", WORKER, (0.5, 0.95), " {{role}}"), "s", help="Where the backend measures it."),
         Panel("Numbers out of range", [rate("baton_kv_fp8_saturated_total", "tensor, role", WORKER, "saturated {{role}} {{tensor}}"), rate("baton_nan_logits_total", "role", WORKER, "not finite {{role}}")], "cps"),
@@ -162,6 +163,7 @@ ENGINE = [
         Panel("Drafts accepted", (f"sum by (instance) (rate(baton_spec_decode_accepted_tokens_total{{{WORKER}}}[{RATE}])) / (sum by (instance) (rate(baton_spec_decode_draft_tokens_total{{{WORKER}}}[{RATE}])) > 0)", "{{instance}}"), "percentunit", max=1),
         Panel("Tokens a verified step", mean("baton_spec_decode_accept_length", "instance", WORKER, "{{instance}}"), "suffix: tok"),
         Panel("Rows verified", rate("baton_spec_decode_drafts_total", "instance", WORKER), "cps"),
+        Panel("The draft model's prompts", rate("baton_spec_decode_draft_prompt_tokens_total", "source", WORKER), "suffix: tok/s", stack=True, help="Where the KV of what it did not draft came from."),
         Panel("Accepted, by place", rate("baton_spec_decode_accepted_tokens_per_pos_total", "position", WORKER), "suffix: tok/s", stack=True),
     ]),
     ("Requests", [
@@ -202,7 +204,15 @@ ROUTER_BOARD = [
         Panel("Tokens to text, a whole answer", quantiles("baton_router_detokenize_seconds"), "s"),
         Panel("First token on its way out", quantiles("baton_router_ttft_stage_seconds", "", ROUTER + ', stage="forward"'), "s", help="From its arrival in the router until it was given to the client."),
         Panel("Decisions", rate("baton_router_decisions_total", "decision"), "reqps", stack=True),
+        Panel("Its own time, p99", quantiles("baton_router_overhead_seconds", "stage", values=(0.99,), legend=" {{stage}}"), "s", help="Without waits for room: until the workers are called, and from their messages to the client's stream."),
         Panel("Workers", total("baton_router_workers", "worker_role, state", legend="{{worker_role}} {{state}}", how="max")),
+    ]),
+    ("How well it chooses", [
+        Panel("Prompt blocks found where sent", (f"avg by (instance) (baton_router_prefix_hit_ratio{{{ROUTER}}})", "{{instance}}"), "percentunit", max=1),
+        Panel("TTFT missed its prediction by", quantiles("baton_router_ttft_prediction_error_seconds"), "s"),
+        Panel("Objectives missed", (f"sum by (slo) (rate(baton_router_slo_missed_total{{{ROUTER}}}[{RATE}])) / ((sum by (slo) (rate(baton_router_slo_met_total{{{ROUTER}}}[{RATE}])) + sum by (slo) (rate(baton_router_slo_missed_total{{{ROUTER}}}[{RATE}]))) > 0)", "{{slo}}"), "percentunit", max=1,
+              help="Of finished requests, against --slo-ttft and --slo-tpot."),
+        Panel("Breakers", (f"max by (worker) (baton_router_worker_breaker_state{{{ROUTER}}})", "{{worker}}"), max=2, help="0 closed, 1 half-open, 2 open: a worker that failed gets no requests for a while."),
     ]),
     ("gRPC", [
         Panel("Calls started", rate("grpc_server_started_total", "grpc_method, role", legend="{{role}} {{grpc_method}}"), "reqps"),

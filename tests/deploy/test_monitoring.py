@@ -111,7 +111,7 @@ class Load:
     def __init__(self, harness, prometheus_server):
         self.harness = harness
         self.service = harness.Service(harness.MODELS / "tiny-qwen3", kv_blocks=128, worker_flags=(f"--served-model-name={MODEL}",),
-                                       router_flags=(f"--served-model-name={MODEL}", "--max-concurrent=6"))
+                                       router_flags=(f"--served-model-name={MODEL}", "--max-concurrent=6", "--slo-ttft=5s", "--slo-tpot=1s"))
         try:
             ports = {"router": [self.service.router.http_port], "prefill": [p.http_port for p in self.service.prefill], "decode": [p.http_port for p in self.service.decode]}
             self.prometheus = prometheus_server.Prometheus(ports)

@@ -190,7 +190,8 @@ def test_a_worker_that_is_only_slow_is_suspect_and_comes_back():
         short = service.request("In the day", sampling={"max_tokens": 3, "ignore_eos": True})
         expected = service.stream(request).ids()
         call = service.stub.Generate(request, timeout=60 * SLOWNESS)
-        first = next(call)
+        first = next(call)  # may come from the prefill worker, before decode begins
+        wait_until(lambda: any(w.metric("baton_requests_running") > 0 for w in service.decode))
         victim = next(w for w in service.decode if w.metric("baton_requests_running") > 0)
         victim.signal(signal.SIGSTOP)
         try:

@@ -112,7 +112,7 @@ TEST_F(WorkerTableTest, NewIncarnationForgetsTheOldOnesWork) {
   table.OnKvEvents("d1", true, kKeys, {});
   const auto placed = Place(&table, 500);
   ASSERT_TRUE(placed.ok());
-  EXPECT_EQ(table.Snapshot()[0].load_tokens, 500u);
+  EXPECT_EQ(table.Snapshot()[0].load_tokens, 576u);
   table.set_on_change([&] { ++changes; });
   table.OnStatus("d1", Status("decode", "2"));
   EXPECT_EQ(table.Snapshot()[0].load_tokens, 0u);
@@ -122,7 +122,7 @@ TEST_F(WorkerTableTest, NewIncarnationForgetsTheOldOnesWork) {
   EXPECT_EQ(table.Snapshot()[0].load_tokens, 0u) << "never below nothing";
 }
 
-TEST_F(WorkerTableTest, LoadIsWhatIsReportedOrWhatWasSentWhicheverIsMore) {
+TEST_F(WorkerTableTest, LoadIsWhatWasSentAndWhatOthersHaveThere) {
   WorkerTable table = Make();
   auto prefill = Status("prefill");
   prefill.mutable_load()->set_queue_tokens(300);
@@ -138,16 +138,21 @@ TEST_F(WorkerTableTest, LoadIsWhatIsReportedOrWhatWasSentWhicheverIsMore) {
   const auto views = table.Snapshot();
   ASSERT_EQ(views.size(), 3u);
   EXPECT_EQ(views[0].address, "p2") << "the operator's order";
-  EXPECT_EQ(views[1].load_tokens, 400u);
-  EXPECT_EQ(views[2].load_tokens, 400u);
+  EXPECT_EQ(views[1].load_tokens, 300u + 400u);
+  EXPECT_EQ(views[2].load_tokens, 192u + 512u) << "in whole blocks, one for the answer";
   EXPECT_EQ(views[2].available_blocks, 15u - 8u) << "7 for the prompt, 1 for the answer";
   table.OnReserved(placed->decode);
   table.OnStatus("d1", decode);
   EXPECT_EQ(table.Snapshot()[2].available_blocks, 15u) << "the report has them";
+  EXPECT_EQ(table.Snapshot()[2].load_tokens, 512u) << "what is reported is ours";
   table.OnComputed(placed->prefill, 0, 400, 0.1);
   EXPECT_EQ(table.Snapshot()[1].load_tokens, 300u);
+  decode.mutable_load()->set_kv_blocks_active(9);
+  table.OnStatus("d1", decode);
+  EXPECT_EQ(table.Snapshot()[2].load_tokens, 640u) << "answers grow";
   table.Release(placed->decode, Verdict::kGood);
-  EXPECT_EQ(table.Snapshot()[2].load_tokens, 192u);
+  EXPECT_EQ(table.Snapshot()[2].load_tokens, 128u)
+      << "what has ended counts no more, though reported";
 }
 
 TEST_F(WorkerTableTest, FullWorkerIsAskedAgainWhenItsReportHasChanged) {

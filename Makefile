@@ -88,9 +88,11 @@ tsan: cuda-toolkit tools models  ## thread sanitizer over unit, sim and e2e
 	@scripts/run_sanitized.sh thread build-tsan
 
 bench: build  ## micro-benches, with percent of the measured peak
+	@ninja -C $(BUILD) benches
 	@for bench in $(BUILD)/tests/*_bench; do echo "== $$bench"; $$bench; done
 
 bench-anchor: build tools  ## CPU speed against llama.cpp, interleaved (fetches llama-cpp-python)
+	@ninja -C $(BUILD) benches
 	@scripts/bench_cpu_anchor.py --build $(BUILD)
 
 clean:  ## remove build folders

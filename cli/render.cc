@@ -11,9 +11,9 @@
 namespace baton::cli {
 namespace {
 
-absl::StatusOr<std::string> Answer(const text::Tokenizer& tokenizer,
-                                   bool literal,
-                                   const base::JsonValue& json) {
+absl::StatusOr<std::string> AnswerChat(const text::Tokenizer& tokenizer,
+                                       bool literal,
+                                       const base::JsonValue& json) {
   BATON_ASSIGN_OR_RETURN(text::ChatRecord record, text::ReadChatRecord(json));
   BATON_ASSIGN_OR_RETURN(const text::ChatTemplate chat_template,
                          text::ChatTemplate::Select(record.template_name, tokenizer));
@@ -41,7 +41,7 @@ int RunRender(int argc, char** argv) {
                              "Prompts are those of the official templates, exactly.",
                              [](const text::Tokenizer& tokenizer, bool literal) {
                                return [&tokenizer, literal](const base::JsonValue& record) {
-                                 return Answer(tokenizer, literal, record);
+                                 return AnswerChat(tokenizer, literal, record);
                                };
                              });
 }

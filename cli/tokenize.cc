@@ -8,9 +8,9 @@
 namespace baton::cli {
 namespace {
 
-absl::StatusOr<std::string> Answer(const text::Tokenizer& tokenizer,
-                                   bool literal,
-                                   const base::JsonValue& record) {
+absl::StatusOr<std::string> AnswerText(const text::Tokenizer& tokenizer,
+                                       bool literal,
+                                       const base::JsonValue& record) {
   const base::JsonValue* text = record.Find("text");
   if (text == nullptr || !text->is_string())
     return absl::InvalidArgumentError("the record has no \"text\"");
@@ -26,7 +26,7 @@ int RunTokenize(int argc, char** argv) {
                              "input, {\"text\": ..} -> {\"ids\": [..]}.",
                              [](const text::Tokenizer& tokenizer, bool literal) {
                                return [&tokenizer, literal](const base::JsonValue& record) {
-                                 return Answer(tokenizer, literal, record);
+                                 return AnswerText(tokenizer, literal, record);
                                };
                              });
 }

@@ -15,7 +15,6 @@
 namespace baton::router {
 
 // When a client should come back that found the queue full or no worker.
-constexpr absl::Duration kRetryDelay = absl::Seconds(1);
 
 GenerateCall::GenerateCall(const CallDeps& deps,
                            CallRequest request,

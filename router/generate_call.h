@@ -34,6 +34,9 @@
 
 namespace baton::router {
 
+// What a refused client is told to wait for where nothing better is known.
+inline constexpr absl::Duration kRetryDelay = absl::Seconds(1);
+
 // Where the answer goes. Thread-safe; calls return at once.
 class ClientSink {
  public:

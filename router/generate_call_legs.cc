@@ -13,8 +13,6 @@
 namespace baton::router {
 namespace {
 
-constexpr absl::Duration kRetryDelay = absl::Seconds(1);
-
 bool Contains(const std::vector<std::string>& list, const std::string& value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }

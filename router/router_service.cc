@@ -27,7 +27,6 @@ constexpr char kFairnessKey[] = "x-llm-d-inference-fairness-id";  // who shares 
 constexpr size_t kMaxEchoBytes = 256;
 // Longest text that Tokenize takes. It is encoded within seconds, off gRPC's threads.
 constexpr size_t kMaxTokenizeBytes = size_t{4} << 20;
-constexpr absl::Duration kRetryDelay = absl::Seconds(1);
 // A client whose deadline passes cancels by itself, a little before the server's clock says so (the
 // deadline travels as what is left of it): up to this much, and never more than half of its time.
 constexpr absl::Duration kDeadlineSlack = absl::Seconds(1);

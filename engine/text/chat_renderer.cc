@@ -27,10 +27,6 @@ constexpr absl::string_view kSmolLm2System =
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
     "Face<|im_end|>\n";
 
-absl::Status BadMessage(size_t index, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("chat: message ", index, ": ", what));
-}
-
 // Python's strip of newlines.
 absl::string_view LeftStrip(absl::string_view text) {
   while (absl::StartsWith(text, "\n")) text.remove_prefix(1);
@@ -262,6 +258,10 @@ absl::StatusOr<RenderedPrompt> RenderChatMl(const ChatInput& input,
 }
 
 }  // namespace
+
+absl::Status BadMessage(size_t index, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("chat: message ", index, ": ", what));
+}
 
 absl::StatusOr<RenderedPrompt> RenderChat(ChatTemplateKind kind, const ChatInput& input) {
   switch (kind) {

@@ -21,6 +21,9 @@ struct ChatInput {
   bool trust_assistant = false;  // all of its text, or only the markers of thinking and tool calls
 };
 
+// INVALID_ARGUMENT naming the message.
+absl::Status BadMessage(size_t index, absl::string_view what);
+
 // Errors: INVALID_ARGUMENT naming the message.
 absl::StatusOr<RenderedPrompt> RenderChat(ChatTemplateKind kind, const ChatInput& input);
 

@@ -48,10 +48,6 @@ std::string Sha256Hex(absl::string_view text) {
       absl::string_view(reinterpret_cast<const char*>(digest), sizeof(digest)));
 }
 
-absl::Status BadMessage(size_t index, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("chat: message ", index, ": ", what));
-}
-
 bool HasToolSupport(ChatTemplateKind kind) {
   return kind != ChatTemplateKind::kSmolLm2 && kind != ChatTemplateKind::kChatMl;
 }

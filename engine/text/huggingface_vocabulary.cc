@@ -20,7 +20,7 @@ using base::JsonMember;
 using base::JsonValue;
 
 constexpr size_t kMaxTokenizerBytes = size_t{64} << 20;
-constexpr size_t kMaxConfigBytes = size_t{4} << 20;
+constexpr size_t kMaxTokenizerConfigBytes = size_t{4} << 20;
 constexpr int64_t kMaxTokens = int64_t{1} << 21;
 
 constexpr absl::string_view kQwen2Regex =
@@ -215,7 +215,7 @@ std::string ReadChatTemplate(const JsonValue& config) {
 
 // The text of a file that may be absent.
 absl::StatusOr<std::string> ReadOptionalFile(const std::string& path) {
-  auto text = base::ReadSmallFile(path, kMaxConfigBytes);
+  auto text = base::ReadSmallFile(path, kMaxTokenizerConfigBytes);
   if (absl::IsNotFound(text.status())) return std::string();
   return text;
 }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/sim/workers.h"
 #include "worker/convert.h"
+#include "tests/support/test_fingerprint.h"
 
 namespace baton::sim {
 
@@ -209,7 +210,7 @@ DecodeNode::DecodeNode(Env* env, std::string address, std::string incarnation)
   receiver.clock = &process_->clock();
   receiver.pool = &model_->kv_pool();
   receiver.layout = model_->layout();
-  receiver.fingerprint = SimFingerprint(model_->layout());
+  receiver.fingerprint = testing::TestFingerprint(model_->layout());
   receiver.incarnation = incarnation_;
   receiver.transports = {"sim"};
   // Every instance names its reservations alike: the worst that chance could do.

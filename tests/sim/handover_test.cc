@@ -18,6 +18,7 @@
 #include "tests/support/collecting_sink.h"
 #include "tests/support/fake_runner.h"
 #include "tests/support/memory_link.h"
+#include "tests/support/test_fingerprint.h"
 
 namespace baton {
 namespace {
@@ -31,18 +32,6 @@ using worker::v1::DecodeResponse;
 using worker::v1::PrefillResponse;
 
 constexpr absl::Duration kPatience = absl::Seconds(20);
-
-worker::v1::LayoutFingerprint FingerprintOf(const kv::KvLayout& layout) {
-  worker::v1::LayoutFingerprint fingerprint;
-  fingerprint.set_model("fake");
-  fingerprint.set_kv_dtype(std::string(kv::KvFormatName(layout.format)));
-  fingerprint.set_block_tokens(kv::kBlockTokens);
-  fingerprint.set_num_layers(layout.num_layers);
-  fingerprint.set_num_kv_heads(layout.num_kv_heads);
-  fingerprint.set_head_dim(layout.head_dim);
-  fingerprint.set_tp(1);
-  return fingerprint;
-}
 
 // Two workers and the session between them.
 class Pair : public prefill::PeerConnector {
@@ -105,7 +94,7 @@ class Pair : public prefill::PeerConnector {
     kvtransfer::ReceiverOptions receiver_options;
     receiver_options.pool = &decode_runner.kv_pool();
     receiver_options.layout = decode_runner.layout();
-    receiver_options.fingerprint = FingerprintOf(decode_runner.layout());
+    receiver_options.fingerprint = testing::TestFingerprint(decode_runner.layout());
     receiver_options.incarnation = "decode-decode-de";
     receiver_options.transports = {transport_};
     absl::StatusOr<std::unique_ptr<kvtransfer::Receiver>> receiver =
@@ -121,7 +110,7 @@ class Pair : public prefill::PeerConnector {
     sender_options.transport = transport_;
     sender_options.hello.set_incarnation("prefill-prefill-");
     sender_options.hello.set_role("prefill");
-    *sender_options.hello.mutable_fingerprint() = FingerprintOf(prefill_runner.layout());
+    *sender_options.hello.mutable_fingerprint() = testing::TestFingerprint(prefill_runner.layout());
     absl::StatusOr<worker::v1::Hello> hello =
         receiver_->OnPeerHello(sender_options.hello, &to_prefill_, &session_);
     BATON_CHECK(hello.ok(), "hello: ", hello.status().ToString());

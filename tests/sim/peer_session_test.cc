@@ -14,26 +14,12 @@
 #include "prefill_worker/peer_client.h"
 #include "tests/support/fake_runner.h"
 #include "tests/support/keep_grpc_running.h"
+#include "tests/support/test_fingerprint.h"
 
 namespace baton {
 namespace {
 
 using Found = absl::StatusOr<std::shared_ptr<kvtransfer::Sender>>;
-
-worker::v1::LayoutFingerprint FingerprintOf(const kv::KvLayout& layout) {
-  worker::v1::LayoutFingerprint fingerprint;
-  fingerprint.set_model("fake");
-  fingerprint.set_weight_dtype("f32");
-  fingerprint.set_activation_dtype("f32");
-  fingerprint.set_sum_order_version(1);
-  fingerprint.set_kv_dtype(std::string(kv::KvFormatName(layout.format)));
-  fingerprint.set_block_tokens(kv::kBlockTokens);
-  fingerprint.set_num_layers(layout.num_layers);
-  fingerprint.set_num_kv_heads(layout.num_kv_heads);
-  fingerprint.set_head_dim(layout.head_dim);
-  fingerprint.set_tp(1);
-  return fingerprint;
-}
 
 // The part of a decode worker that peers see.
 class DecodeSide {
@@ -46,7 +32,7 @@ class DecodeSide {
     kvtransfer::ReceiverOptions options;
     options.pool = &runner_.kv_pool();
     options.layout = runner_.layout();
-    options.fingerprint = FingerprintOf(runner_.layout());
+    options.fingerprint = testing::TestFingerprint(runner_.layout());
     options.incarnation = incarnation;
     options.transports = {"shm", "tcp"};
     options.fingerprint = std::move(fingerprint);
@@ -85,12 +71,12 @@ class PeerSessionTest : public ::testing::Test {
     options.sender.layout = runner_.layout();
     options.sender.hello.set_incarnation("prefill-prefill-");
     options.sender.hello.set_role("prefill");
-    *options.sender.hello.mutable_fingerprint() = FingerprintOf(runner_.layout());
+    *options.sender.hello.mutable_fingerprint() = testing::TestFingerprint(runner_.layout());
     options.hello_timeout = absl::Seconds(2);
     client_ = std::make_unique<prefill::PeerClient>(options);
   }
 
-  worker::v1::LayoutFingerprint Equal() { return FingerprintOf(runner_.layout()); }
+  worker::v1::LayoutFingerprint Equal() { return testing::TestFingerprint(runner_.layout()); }
   Found Connect(const std::string& address, const std::string& incarnation) {
     auto promise = std::make_shared<std::promise<Found>>();
     client_->Connect(address, incarnation,

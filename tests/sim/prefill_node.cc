@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/sim/workers.h"
 #include "worker/convert.h"
+#include "tests/support/test_fingerprint.h"
 
 namespace baton::sim {
 namespace {
@@ -175,7 +176,7 @@ void PrefillNode::OpenSession(const std::string& address) {
   worker::v1::Hello hello;
   hello.set_incarnation(incarnation_);
   hello.set_role("prefill");
-  *hello.mutable_fingerprint() = SimFingerprint(model_->layout());
+  *hello.mutable_fingerprint() = testing::TestFingerprint(model_->layout());
   session->channel->stream->Send(
       0, "Hello", [peer, channel = session->channel, hello] { peer->OnHello(channel, hello); });
   world->After(kHelloTimeout, process_, "hello timeout",

@@ -5,21 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/log.h"
+#include "tests/support/test_fingerprint.h"
 #include "worker/convert.h"
 
 namespace baton::sim {
-
-worker::v1::LayoutFingerprint SimFingerprint(const kv::KvLayout& layout) {
-  worker::v1::LayoutFingerprint fingerprint;
-  fingerprint.set_model("hash");
-  fingerprint.set_kv_dtype(std::string(kv::KvFormatName(layout.format)));
-  fingerprint.set_block_tokens(kv::kBlockTokens);
-  fingerprint.set_num_layers(static_cast<uint32_t>(layout.num_layers));
-  fingerprint.set_num_kv_heads(static_cast<uint32_t>(layout.num_kv_heads));
-  fingerprint.set_head_dim(static_cast<uint32_t>(layout.head_dim));
-  fingerprint.set_tp(1);
-  return fingerprint;
-}
 
 void ControlChannel::Send(int from, worker::v1::PeerMessage message) {
   const char* label = "peer message";
@@ -62,7 +51,7 @@ worker::v1::WorkerStatus Node::StatusOf(const std::string& role,
   status.set_role(role);
   status.set_incarnation(incarnation_);
   status.set_state(worker::v1::WORKER_STATE_READY);
-  *status.mutable_fingerprint() = SimFingerprint(layout);
+  *status.mutable_fingerprint() = testing::TestFingerprint(layout);
   *status.mutable_load() = std::move(load);
   status.set_max_model_len(static_cast<uint32_t>(env_->settings.model.max_model_len));
   return status;

@@ -54,8 +54,6 @@ struct Env {
   std::function<void(const std::string& what)> fail;
 };
 
-worker::v1::LayoutFingerprint SimFingerprint(const kv::KvLayout& layout);
-
 // The worker's end of one call of the router. End 1 of `stream`; `on_message` and `on_end` run at
 // end 0.
 template <typename Response>

@@ -15,18 +15,18 @@ namespace {
 
 using testing_support::ReadWhole;
 
-constexpr char kGolden[] = BATON_SOURCE_DIR "/tests/golden/gguf/formats";
+constexpr char kFormatsGolden[] = BATON_SOURCE_DIR "/tests/golden/gguf/formats";
 
 // What the `gguf` package dequantises the tensors of formats.gguf to, in the order of the file.
 std::vector<float> GoldenValues() {
-  const std::string bytes = ReadWhole(std::string(kGolden) + ".f32");
+  const std::string bytes = ReadWhole(std::string(kFormatsGolden) + ".f32");
   std::vector<float> values(bytes.size() / sizeof(float));
   memcpy(values.data(), bytes.data(), bytes.size());
   return values;
 }
 
 TEST(DequantTest, EveryFormatEqualsTheReferencePackage) {
-  auto file = GgufFile::Open(std::string(kGolden) + ".gguf");
+  auto file = GgufFile::Open(std::string(kFormatsGolden) + ".gguf");
   ASSERT_TRUE(file.ok()) << file.status();
   const std::vector<float> golden = GoldenValues();
   ASSERT_EQ((*file)->tensors().size(), 8u);
@@ -47,7 +47,7 @@ TEST(DequantTest, EveryFormatEqualsTheReferencePackage) {
 }
 
 TEST(DequantTest, FourBitCodesScalesAndMinimumsGiveTheSameValues) {
-  auto file = GgufFile::Open(std::string(kGolden) + ".gguf");
+  auto file = GgufFile::Open(std::string(kFormatsGolden) + ".gguf");
   ASSERT_TRUE(file.ok()) << file.status();
   int num_formats = 0;
   for (const GgufTensor& tensor : (*file)->tensors()) {

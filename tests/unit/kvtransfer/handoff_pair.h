@@ -20,8 +20,11 @@
 #include "kvtransfer/receiver.h"
 #include "kvtransfer/sender.h"
 #include "kvtransfer/transfer_plan.h"
+#include "tests/support/test_fingerprint.h"
 
 namespace baton::kvtransfer {
+
+using baton::testing::TestFingerprint;
 
 inline constexpr absl::Duration kPatience = absl::Seconds(20);
 
@@ -92,24 +95,6 @@ inline kv::KvLayout TestLayout(kv::KvFormat format, int num_blocks) {
           .head_dim = 16,
           .num_blocks = num_blocks,
           .format = format};
-}
-
-inline worker::v1::LayoutFingerprint TestFingerprint(const kv::KvLayout& layout) {
-  worker::v1::LayoutFingerprint print;
-  print.set_model("m");
-  print.set_tokenizer("t");
-  print.set_weight_dtype("bf16");
-  print.set_activation_dtype("bf16");
-  print.set_sum_order_version(1);
-  print.set_kv_dtype(std::string(kv::KvFormatName(layout.format)));
-  print.set_kv_scales("s");
-  print.set_block_tokens(kv::kBlockTokens);
-  print.set_rope("r");
-  print.set_num_layers(static_cast<uint32_t>(layout.num_layers));
-  print.set_num_kv_heads(static_cast<uint32_t>(layout.num_kv_heads));
-  print.set_head_dim(static_cast<uint32_t>(layout.head_dim));
-  print.set_tp(1);
-  return print;
 }
 
 // The decode side: pool full of 0xee, events in a queue.

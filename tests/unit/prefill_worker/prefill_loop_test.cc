@@ -22,7 +22,7 @@ using worker::v1::PrefillResponse;
 using Sink = CollectingSink<PrefillResponse>;
 
 // Notes what it is asked to do; transfers end when the test says so.
-class FakeSender : public kvtransfer::Sender {
+class RecordingSender : public kvtransfer::Sender {
  public:
   kvtransfer::TransferId Begin(kvtransfer::TransferSpec spec) override {
     specs.push_back(std::move(spec));
@@ -69,7 +69,7 @@ class FakeConnector : public PeerConnector {
     if (!refusal.ok()) return found(refusal);
     found(sender);
   }
-  std::shared_ptr<FakeSender> sender = std::make_shared<FakeSender>();
+  std::shared_ptr<RecordingSender> sender = std::make_shared<RecordingSender>();
   absl::Status refusal;
 };
 
@@ -287,7 +287,7 @@ TEST_F(PrefillLoopTest, EarlyTicketShipsLayerByLayer) {
   const OpenCall call = Open(FakeRequest(FakePrompt(200, 5), 10), true);
   loop_->GiveTicket(call.id, MakeTicket(4, 1));
   Settle();
-  using P = FakeSender::Pushed;
+  using P = RecordingSender::Pushed;
   // Block 0 is at the peer already. Two chunks: 128 tokens, then 72 with the partly filled last
   // block.
   const std::vector<P> expected = {{1, 2, 0, 1}, {1, 2, 1, 2}, {1, 2, 2, 3},
@@ -313,7 +313,7 @@ TEST_F(PrefillLoopTest, FirstTokensDoNotWaitForTheTicket) {
   EXPECT_EQ(First(call.sink->responses()).tokens_size(), 1);
   loop_->GiveTicket(call.id, MakeTicket(4, 0));
   Settle();
-  using P = FakeSender::Pushed;
+  using P = RecordingSender::Pushed;
   EXPECT_EQ(connector_.sender->pushes, (std::vector<P>{{0, 4, 0, 3}}));
   EXPECT_EQ(connector_.sender->commits.size(), 1u);
   connector_.sender->End(0, absl::OkStatus());
@@ -327,7 +327,7 @@ TEST_F(PrefillLoopTest, TicketInTheMiddleOfAStepShipsWhatIsDoneAndGoesOn) {
     if (layer == 1) loop_->GiveTicket(call.id, MakeTicket(4, 0));
   };
   Settle();
-  using P = FakeSender::Pushed;
+  using P = RecordingSender::Pushed;
   // The first chunk's blocks at once, then the running chunk's layers so far, then the last layer.
   EXPECT_EQ(connector_.sender->pushes, (std::vector<P>{{0, 2, 0, 3}, {2, 4, 0, 2}, {2, 4, 2, 3}}));
   connector_.sender->End(0, absl::OkStatus());
@@ -342,7 +342,7 @@ TEST_F(PrefillLoopTest, TicketBeforeAdmissionShipsCachedBlocksToo) {
   const OpenCall call = Open(FakeRequest(prompt, 10), true);
   loop_->GiveTicket(call.id, MakeTicket(4, 0));
   Settle();
-  using P = FakeSender::Pushed;
+  using P = RecordingSender::Pushed;
   // Three blocks are cached; the last one is computed.
   EXPECT_EQ(connector_.sender->pushes,
             (std::vector<P>{{0, 3, 0, 3}, {3, 4, 0, 1}, {3, 4, 1, 2}, {3, 4, 2, 3}}));
@@ -517,7 +517,7 @@ class DraftPrefillTest : public PrefillLoopTest {
     loop_->GiveTicket(call.id, ticket);
     return call;
   }
-  FakeSender& draft_sender() { return *draft_connector_.sender; }
+  RecordingSender& draft_sender() { return *draft_connector_.sender; }
 
   std::unique_ptr<FakeRunner> draft_runner_;
   FakeConnector draft_connector_;
@@ -541,7 +541,7 @@ TEST_F(DraftPrefillTest, FullBlocksAreComputedAfterThePromptAndSent) {
   ASSERT_EQ(draft_sender().commits.size(), 1u);
   EXPECT_TRUE(draft_sender().commits[0].empty());
   // Blocks of a layer in a step, the known one left out.
-  EXPECT_EQ(draft_sender().pushes[0], (FakeSender::Pushed{1, 2, 0, 1}));
+  EXPECT_EQ(draft_sender().pushes[0], (RecordingSender::Pushed{1, 2, 0, 1}));
   // Each hand-over ends by itself.
   connector_.sender->End(0, absl::OkStatus());
   Settle();

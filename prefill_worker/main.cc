@@ -22,6 +22,10 @@ ABSL_FLAG(absl::Duration,
           baton::prefill::PrefillLoopOptions{}.ticket_timeout,
           "How long a computed prompt waits for the decode worker's reservation.");
 
+ABSL_FLAG(bool,
+          kv_checksums,
+          baton::kvtransfer::SenderOptions{}.checksums,
+          "Send a checksum with every unit of KV, which the decode worker verifies.");
 ABSL_FLAG(
     std::string,
     draft_model,
@@ -97,6 +101,7 @@ class PrefillRole : public worker::WorkerRole {
     options.sender.pool = &runner.kv_pool();
     options.sender.layout = runner.layout();
     options.sender.transport = worker_options_.kv_transport;
+    options.sender.checksums = absl::GetFlag(FLAGS_kv_checksums);
     options.sender.hello.set_incarnation(host_->incarnation);
     options.sender.hello.set_role(role);
     *options.sender.hello.mutable_fingerprint() = fingerprint;

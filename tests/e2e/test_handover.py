@@ -96,8 +96,9 @@ def test_pd_ids_equal_single_process_ids_in_every_kv_format(pool, kv_dtype):
 
 
 # Case 11.8
-def test_pd_ids_equal_single_process_ids_over_tcp(pool):
-    service = pool.get(MODELS / "tiny-qwen3", "pd", worker_flags=("--kv-transport=tcp",))
+@pytest.mark.parametrize("checks", [(), ("--kv-checksums",)], ids=["plain", "checksums"])
+def test_pd_ids_equal_single_process_ids_over_tcp(pool, checks):
+    service = pool.get(MODELS / "tiny-qwen3", "pd", worker_flags=("--kv-transport=tcp",), prefill_flags=checks)
     split = answers(service, MODELS / "tiny-qwen3", [1, BLOCK, BLOCK + 1, 700])
     request = service.request(ids=prompt_ids(1900, 200, seed=9), sampling={"temperature": 0, "max_tokens": 4})
     assert service.stream(request).timings.kv_transport == "tcp"

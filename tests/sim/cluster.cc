@@ -205,7 +205,10 @@ void Cluster::Apply(const Fault& fault) {
     case Kind::kStopDecode:
       return StopWorker(&decode_, fault);
     case Kind::kBreakStream: {
-      const auto streams = network_.open_streams();
+      auto streams = network_.open_streams();
+      streams.erase(std::remove_if(streams.begin(), streams.end(),
+                                   [](const auto& stream) { return stream->local(); }),
+                    streams.end());
       if (streams.empty()) return;
       const auto& stream = streams[fault.which % streams.size()];
       world_.Trace("FAULT a stream between ", stream->process(0)->name(), " and ",

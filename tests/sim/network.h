@@ -40,6 +40,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   }
   // By one end: it gets nothing more; the other gets what is under way.
   void Close(int from);
+  // A socket within one host: it closes when an end closes it or dies, and never by itself.
+  void set_local(bool local) { local_ = local; }
+  bool local() const { return local_; }
   // From outside. `lose`: what is under way never arrives.
   void Break(bool lose);
   bool closed(int end) const { return ends_[end].closed; }
@@ -81,6 +84,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   Network* const network_;
   End ends_[2];
   Chaos chaos_;
+  bool local_ = false;
 };
 
 class Network {

@@ -117,8 +117,8 @@ TEST_F(PeerSessionTest, PairsThatDifferAreRefusedByName) {
   using F = worker::v1::LayoutFingerprint;
   refuse([](F* f) { f->set_model("other"); }, "model");
   refuse([](F* f) { f->set_tokenizer("other"); }, "tokenizer");
-  refuse([](F* f) { f->set_weight_dtype("bf16"); }, "weight_dtype");
-  refuse([](F* f) { f->set_activation_dtype("bf16"); }, "activation_dtype");
+  refuse([](F* f) { f->set_weight_dtype("f32"); }, "weight_dtype");
+  refuse([](F* f) { f->set_activation_dtype("f32"); }, "activation_dtype");
   refuse([](F* f) { f->set_sum_order_version(2); }, "sum_order_version");
   refuse([](F* f) { f->set_kv_scales("other"); }, "kv_scales");
   refuse([](F* f) { f->set_rope("other"); }, "rope");

@@ -189,6 +189,8 @@ void PrefillNode::OnHello(const std::shared_ptr<Session>& session, const worker:
   if (peer == nullptr || peer->process() != session->channel->stream->process(1))
     return Opened(session, absl::UnavailableError("connection refused"));
   const std::shared_ptr<Stream> data = env_->network->Connect(process_, peer->process());
+  // Only a process of the same host can write into another's memory.
+  data->set_local(env_->settings.data.peer_writes);
   data->Send(0, "data connection", [peer, data] { peer->OnDataStream(data); });
   session->put = std::make_unique<SimPut>(env_->world, env_->settings.data, data,
                                           &model_->kv_pool(), peer->memory());

@@ -53,6 +53,7 @@ struct DecodeLoop::Call {
   absl::Duration running_since;  // landed, or computed here
   absl::Duration append;
   absl::Duration ended_at;
+  absl::Duration abort_asked_at;       // when somebody asked for its end; else as ended_at
   std::optional<absl::Status> failed;  // to be ended with, after the step
   bool ended = false;                  // the sink is finished
   bool aborted = false;                // with an error

@@ -79,7 +79,9 @@ absl::StatusOr<CallId> DecodeLoop::Open(runtime::EngineRequest request,
 }
 
 void DecodeLoop::Cancel(CallId call, absl::Status status) {
-  commands_.Post([this, call, status = std::move(status)] { HandleCancel(call, status); });
+  commands_.Post([this, call, status = std::move(status), asked_at = clock_.Now()] {
+    HandleCancel(call, status, asked_at);
+  });
 }
 
 void DecodeLoop::OnReceiverEvent(ReceiverEvent event) {
@@ -184,18 +186,20 @@ void DecodeLoop::Reserve(Call* call) {
   call->sink->Send(std::move(response));
 }
 
-void DecodeLoop::HandleCancel(CallId id, absl::Status status) {
+void DecodeLoop::HandleCancel(CallId id, absl::Status status, absl::Duration asked_at) {
   Call* call = Find(id);
   if (call == nullptr || call->ended) return;
+  call->abort_asked_at = asked_at;
   if (call->reservation && absl::IsDeadlineExceeded(status))
     metrics_.reservations_expired.Increment();
   End(call, std::move(status));
 }
 
 void DecodeLoop::HandleReceiverEvent(const ReceiverEvent& event) {
-  if (const std::optional<absl::Duration> took =
+  if (const std::optional<ReservationTable::Quiet> quiet =
           reservations_->EndQuarantine(event.reservation_id)) {
-    metrics_.quarantine.Observe(absl::ToDoubleSeconds(*took));
+    metrics_.quarantine.Observe(absl::ToDoubleSeconds(quiet->quarantined));
+    metrics_.abort_to_free.Observe(absl::ToDoubleSeconds(quiet->since_asked));
     return;
   }
   const std::optional<CallId> id = reservations_->Find(event.reservation_id);
@@ -257,6 +261,7 @@ void DecodeLoop::End(Call* call, absl::Status status) {
   call->ended = true;
   call->aborted = !status.ok();
   call->ended_at = clock_.Now();
+  if (call->abort_asked_at == absl::ZeroDuration()) call->abort_asked_at = call->ended_at;
   int generated = 0;
   for (const auto& choice : call->choices) {
     generated += static_cast<int>(choice->answer.num_output()) - call->request.resumed_tokens;
@@ -276,8 +281,9 @@ void DecodeLoop::ReleaseSequence(runtime::Sequence* sequence) {
 
 void DecodeLoop::Release(Call* call) {
   if (draft_intake_ != nullptr) draft_intake_->Cancel(call->id);
+  bool quarantined = false;  // then EndQuarantine is the end of it
   if (call->reservation) {
-    reservations_->Revoke(*call->reservation, "request ended");
+    quarantined = reservations_->Revoke(*call->reservation, "request ended", call->abort_asked_at);
     call->reservation.reset();
   }
   bool in_step = call->prompt_in_step;
@@ -292,8 +298,8 @@ void DecodeLoop::Release(Call* call) {
     choice->sequence.reset();
   }
   if (in_step) return;  // FinishStep comes back to it
-  if (call->aborted)
-    metrics_.abort_to_free.Observe(absl::ToDoubleSeconds(clock_.Now() - call->ended_at));
+  if (call->aborted && !quarantined)
+    metrics_.abort_to_free.Observe(absl::ToDoubleSeconds(clock_.Now() - call->abort_asked_at));
   calls_.erase(call->id);
   num_calls_.fetch_sub(1);
 }

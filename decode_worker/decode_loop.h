@@ -113,7 +113,7 @@ class DecodeLoop : private runtime::LayerObserver {
 
   void HandleOpen(std::unique_ptr<Call> call);
   void Reserve(Call* call);
-  void HandleCancel(CallId id, absl::Status status);
+  void HandleCancel(CallId id, absl::Status status, absl::Duration asked_at);
   void HandleReceiverEvent(const kvtransfer::ReceiverEvent& event);
   void HandleLanded(Call* call, const kvtransfer::ReceiverEvent& event);
 

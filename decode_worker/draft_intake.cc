@@ -74,7 +74,7 @@ void DraftIntake::OnReceiverEvent(const ReceiverEvent& event) {
 void DraftIntake::Cancel(CallId call) {
   const auto found = coming_.find(call);
   if (found == coming_.end()) return;
-  reservations_.Revoke(found->second->reservation_id, "request ended");
+  reservations_.Revoke(found->second->reservation_id, "request ended", clock_.Now());
   memory_.Release(&*found->second->prompt);
   coming_.erase(found);
 }

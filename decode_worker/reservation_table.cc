@@ -92,25 +92,33 @@ void ReservationTable::Drop(uint64_t reservation_id) {
   promises_.erase(found);
 }
 
-void ReservationTable::Revoke(uint64_t reservation_id, absl::string_view reason) {
+bool ReservationTable::Revoke(uint64_t reservation_id,
+                              absl::string_view reason,
+                              absl::Duration asked_at) {
   const auto found = promises_.find(reservation_id);
-  if (found == promises_.end()) return;
+  if (found == promises_.end()) return false;
   // False: it has landed or failed, the event is on its way here, and nobody writes any more.
-  if (!receiver_.Revoke(reservation_id, reason)) return Drop(reservation_id);
+  if (!receiver_.Revoke(reservation_id, reason)) {
+    Drop(reservation_id);
+    return false;
+  }
   Promise promise = std::move(found->second);
   promises_.erase(found);
   memory_.pool().Quarantine(promise.missing);
   memory_.pool().Release(promise.headroom);
-  quarantined_.emplace(reservation_id, Quarantine{std::move(promise.missing), clock_.Now()});
+  quarantined_.emplace(reservation_id,
+                       Quarantine{std::move(promise.missing), clock_.Now(), asked_at});
+  return true;
 }
 
-std::optional<absl::Duration> ReservationTable::EndQuarantine(uint64_t reservation_id) {
+std::optional<ReservationTable::Quiet> ReservationTable::EndQuarantine(uint64_t reservation_id) {
   const auto found = quarantined_.find(reservation_id);
   if (found == quarantined_.end()) return std::nullopt;
-  const absl::Duration took = clock_.Now() - found->second.since;
+  const absl::Duration now = clock_.Now();
+  const Quiet quiet{now - found->second.since, now - found->second.asked_at};
   memory_.pool().EndQuarantine(found->second.blocks);
   quarantined_.erase(found);
-  return took;
+  return quiet;
 }
 
 }  // namespace baton::decode

@@ -48,12 +48,16 @@ class ReservationTable {
   void Land(uint64_t reservation_id, runtime::Sequence* prompt);
   // No writer is left and the blocks are not usable: they are free.
   void Drop(uint64_t reservation_id);
-  // The call has ended. Blocks that a peer may still write into are quarantined, the others are
-  // free.
-  void Revoke(uint64_t reservation_id, absl::string_view reason);
-  // The receiver says that a revoked reservation is quiet. The time it took; nothing if it was not
-  // revoked.
-  std::optional<absl::Duration> EndQuarantine(uint64_t reservation_id);
+  // The call has ended, as was asked for at `asked_at`. Blocks that a peer may still write into are
+  // quarantined (true), the others are free.
+  bool Revoke(uint64_t reservation_id, absl::string_view reason, absl::Duration asked_at);
+  struct Quiet {
+    absl::Duration quarantined;  // how long
+    absl::Duration since_asked;
+  };
+  // The receiver says that a revoked reservation is quiet: its blocks are free. Nothing if it was
+  // not revoked.
+  std::optional<Quiet> EndQuarantine(uint64_t reservation_id);
 
   int num_promised() const { return static_cast<int>(promises_.size()); }
   int num_quarantined() const { return static_cast<int>(quarantined_.size()); }
@@ -68,6 +72,7 @@ class ReservationTable {
   struct Quarantine {
     std::vector<kv::BlockId> blocks;
     absl::Duration since;
+    absl::Duration asked_at;
   };
 
   absl::Status CheckQuarantine() const;

@@ -19,7 +19,8 @@ std::shared_ptr<PeerSession> PeerSession::Start(const std::string& address,
   session->self_ = session;
   session->channel_ = process::MakeChannel(address);
   session->stub_ = worker::v1::Peer::NewStub(session->channel_);
-  // A first connection that fails, on a busy machine perhaps, is tried again until WaitForHello gives up.
+  // A first connection that fails, on a busy machine perhaps, is tried again until WaitForHello
+  // gives up.
   session->context_.set_wait_for_ready(true);
   session->stub_->async()->Session(&session->context_, session.get());
   // Other threads start writes, so the stream must not end under them: the hold goes when reading

@@ -34,10 +34,11 @@ struct PrefillLoop::Call {
   absl::Duration computed_at;  // when the prompt was complete
   absl::Duration append;
   absl::Duration ended_at;
-  bool in_step = false;   // the running step reads its tokens and block table
-  bool computed = false;  // first tokens have been sent
-  bool ended = false;     // the sink is finished
-  bool aborted = false;   // with an error
+  absl::Duration abort_asked_at;  // when somebody asked for its end; else as ended_at
+  bool in_step = false;           // the running step reads its tokens and block table
+  bool computed = false;          // first tokens have been sent
+  bool ended = false;             // the sink is finished
+  bool aborted = false;           // with an error
 };
 
 }  // namespace baton::prefill

@@ -80,7 +80,9 @@ void PrefillLoop::GiveTicket(CallId call, Ticket ticket) {
 }
 
 void PrefillLoop::Cancel(CallId call, absl::Status status) {
-  commands_.Post([this, call, status = std::move(status)] { HandleCancel(call, status); });
+  commands_.Post([this, call, status = std::move(status), asked_at = clock_.Now()] {
+    HandleCancel(call, status, asked_at);
+  });
 }
 
 void PrefillLoop::SetDraftModel(runtime::ModelRunner& runner, PeerConnector& peers) {
@@ -222,9 +224,11 @@ void PrefillLoop::HandleTransferDone(CallId id, const kvtransfer::TransferResult
                                                         process::kPeerFailed, {}));
 }
 
-void PrefillLoop::HandleCancel(CallId id, absl::Status status) {
+void PrefillLoop::HandleCancel(CallId id, absl::Status status, absl::Duration asked_at) {
   Call* call = Find(id);
-  if (call != nullptr && !call->ended) End(call, std::move(status));
+  if (call == nullptr || call->ended) return;
+  call->abort_asked_at = asked_at;
+  End(call, std::move(status));
 }
 
 void PrefillLoop::CheckTimeouts() {
@@ -248,6 +252,7 @@ void PrefillLoop::End(Call* call, absl::Status status) {
   call->ended = true;
   call->aborted = !status.ok();
   call->ended_at = clock_.Now();
+  if (call->abort_asked_at == absl::ZeroDuration()) call->abort_asked_at = call->ended_at;
   const runtime::FinishReason reason =
       call->answers.empty() ? runtime::FinishReason::kNone : call->answers.front().finish().reason;
   // A prompt that was handed over has used up what this worker had to give: one token.
@@ -268,7 +273,7 @@ void PrefillLoop::ReleaseIfQuiet(Call* call) {
   // They may be free in the books at once all the same: blocks are given out between steps only.
   memory_.pool().Release(call->sequence->blocks);
   if (call->aborted)
-    metrics_.abort_to_free.Observe(absl::ToDoubleSeconds(clock_.Now() - call->ended_at));
+    metrics_.abort_to_free.Observe(absl::ToDoubleSeconds(clock_.Now() - call->abort_asked_at));
   const auto found = calls_.find(call->id);
   if (in_step_) gone_.push_back(std::move(found->second));
   calls_.erase(found);

@@ -99,7 +99,7 @@ class PrefillLoop : private runtime::LayerObserver {
   void HandleTicket(CallId id, Ticket ticket);
   void HandleSender(CallId id, absl::StatusOr<std::shared_ptr<kvtransfer::Sender>> sender);
   void HandleTransferDone(CallId id, const kvtransfer::TransferResult& result);
-  void HandleCancel(CallId id, absl::Status status);
+  void HandleCancel(CallId id, absl::Status status, absl::Duration asked_at);
 
   void RunStep();
   void FailStep(const absl::Status& status);

@@ -8,6 +8,7 @@
 
 #include "gtest/gtest.h"
 
+#include "engine/base/metrics.h"
 #include "tests/support/collecting_sink.h"
 #include "tests/support/fake_receiver.h"
 #include "tests/support/fake_runner.h"
@@ -40,7 +41,8 @@ class DecodeLoopTest : public ::testing::Test {
     options.model_fingerprint = "fake";
     options.test_poison_freed = true;
     options.clock = &clock_;
-    loop_ = std::make_unique<DecodeLoop>(options, *runner_, *tokenizer_, worker::WorkerMetrics());
+    loop_ = std::make_unique<DecodeLoop>(options, *runner_, *tokenizer_,
+                                         worker::WorkerMetrics(metrics_.get()));
     loop_->set_receiver(&receiver_);
   }
   void GiveSwapSpace(int num_blocks) {
@@ -153,6 +155,7 @@ class DecodeLoopTest : public ::testing::Test {
   }
 
   base::FakeClock clock_;
+  std::unique_ptr<base::Metrics> metrics_ = base::Metrics::Create(base::Role::kDecode, "fake");
   FakeReceiver receiver_;
   std::unique_ptr<FakeRunner> runner_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
@@ -438,6 +441,31 @@ TEST_F(DecodeLoopTest, CancelThatCrossesLandedFreesAtOnce) {
   Settle();
   EXPECT_EQ(call.sink->status().code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(loop_->memory().pool().num_available(), 8);
+}
+
+// From the moment somebody asked, on whatever thread, until the blocks are free: what waits for its
+// writer is not free before that.
+TEST_F(DecodeLoopTest, AbortToFreeCountsTheWayToTheEngineAndTheQuarantine) {
+  Make(8);
+  const base::Histogram freed = metrics_->histogram(base::HistogramId::kKvAbortToFree);
+  const OpenCall call = Open(FakeRequest(FakePrompt(300, 1), 10), false);
+  Settle();
+  loop_->Cancel(call.id, absl::CancelledError("gone"));
+  clock_.Advance(absl::Seconds(1));  // the engine thread is busy
+  Settle();
+  EXPECT_EQ(freed.count(), 0u);
+  clock_.Advance(absl::Seconds(2));
+  loop_->OnReceiverEvent(Event(ReceiverEvent::Kind::kQuiesced, 1));
+  Settle();
+  EXPECT_EQ(freed.count(), 1u);
+  EXPECT_DOUBLE_EQ(freed.sum(), 3.0);
+  const OpenCall running = Open(FakeRequest(FakePrompt(100, 2), 500));
+  for (int i = 0; i < 3; ++i) loop_->RunOnce(absl::ZeroDuration());
+  loop_->Cancel(running.id, absl::CancelledError("gone"));
+  clock_.Advance(absl::Seconds(4));
+  Settle();
+  EXPECT_EQ(freed.count(), 2u);
+  EXPECT_DOUBLE_EQ(freed.sum(), 7.0);
 }
 
 // Case 11.1: the peer dies: UNAVAILABLE, nothing leaks.

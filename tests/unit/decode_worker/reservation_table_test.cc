@@ -96,12 +96,15 @@ TEST_F(ReservationTableTest, ReserveTakesNothingWhenShort) {
 TEST_F(ReservationTableTest, RevokedBlocksComeBackWhenTheWriterIsQuiet) {
   runtime::Sequence prompt = Prompt(100, 1);
   const uint64_t id = table_.Reserve(1, &prompt, 3, 0)->reservation_id();
-  table_.Revoke(id, "gone");
+  EXPECT_TRUE(table_.Revoke(id, "gone", clock_.Now() - absl::Seconds(3)));
   EXPECT_EQ(counts().quarantined, 2);
   EXPECT_EQ(counts().free, 38);  // headroom is written by nobody
   clock_.Advance(absl::Seconds(2));
-  EXPECT_EQ(table_.EndQuarantine(id), absl::Seconds(2));
-  EXPECT_EQ(table_.EndQuarantine(id), std::nullopt);
+  const auto quiet = table_.EndQuarantine(id);
+  ASSERT_TRUE(quiet.has_value());
+  EXPECT_EQ(quiet->quarantined, absl::Seconds(2));
+  EXPECT_EQ(quiet->since_asked, absl::Seconds(5));
+  EXPECT_FALSE(table_.EndQuarantine(id).has_value());
   EXPECT_EQ(counts().free, 40);
 }
 
@@ -111,7 +114,7 @@ TEST_F(ReservationTableTest, TooMuchQuarantineStopsPromises) {
     runtime::Sequence prompt = Prompt(3 * kBlockTokens, seed);
     const auto handoff = table_.Reserve(seed, &prompt, 0, 0);
     ASSERT_TRUE(handoff.ok());
-    table_.Revoke(handoff->reservation_id(), "gone");
+    table_.Revoke(handoff->reservation_id(), "gone", clock_.Now());
   }
   runtime::Sequence prompt = Prompt(10, 3);
   EXPECT_EQ(table_.Reserve(3, &prompt, 0, 0).status().code(), absl::StatusCode::kResourceExhausted);

@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 
+#include "engine/base/metrics.h"
 #include "tests/support/collecting_sink.h"
 #include "tests/support/fake_runner.h"
 
@@ -87,7 +88,7 @@ class PrefillLoopTest : public ::testing::Test {
     options.test_poison_freed = true;
     options.clock = &clock_;
     loop_ = std::make_unique<PrefillLoop>(options, *runner_, *tokenizer_, connector_,
-                                          worker::WorkerMetrics());
+                                          worker::WorkerMetrics(metrics_.get()));
   }
   void TearDown() override {
     if (loop_ == nullptr) return;
@@ -131,6 +132,7 @@ class PrefillLoopTest : public ::testing::Test {
   }
 
   base::FakeClock clock_;
+  std::unique_ptr<base::Metrics> metrics_ = base::Metrics::Create(base::Role::kPrefill, "fake");
   FakeConnector connector_;
   std::unique_ptr<FakeRunner> runner_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
@@ -436,13 +438,20 @@ TEST_F(PrefillLoopTest, CancelWaitsForTheTransferThatReadsItsBlocks) {
   const OpenCall call = Open(FakeRequest(FakePrompt(300, 6), 10), true);
   loop_->GiveTicket(call.id, MakeTicket(5, 0));
   Settle();
+  const base::Histogram freed = metrics_->histogram(base::HistogramId::kKvAbortToFree);
   loop_->Cancel(call.id, absl::CancelledError("gone"));
+  clock_.Advance(absl::Seconds(1));  // the engine thread is busy
   Settle();
   EXPECT_EQ(call.sink->status().code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(connector_.sender->aborts, 1);
   EXPECT_EQ(loop_->memory().pool().counts().active, 5);
   EXPECT_EQ(loop_->num_calls(), 1);
+  EXPECT_EQ(freed.count(), 0u);
+  clock_.Advance(absl::Seconds(2));
   connector_.sender->End(0, absl::CancelledError("aborted"));
+  Settle();
+  EXPECT_EQ(freed.count(), 1u);
+  EXPECT_DOUBLE_EQ(freed.sum(), 3.0);
 }
 
 TEST_F(PrefillLoopTest, PromptsWaitForBlocksInOrder) {

@@ -73,6 +73,10 @@ process::ServerOptions ServerOptionsOf(const WorkerOptions& options) {
   server.reflection = options.reflection;
   server.channelz = options.channelz;
   server.drain_timeout = options.drain_timeout;
+  // Who calls a worker holds its blocks: one that is cut off is let go of as soon as it would let
+  // go of us (channel.cc).
+  server.keepalive_time = absl::Seconds(10);
+  server.keepalive_timeout = absl::Seconds(5);
   return server;
 }
 

@@ -54,6 +54,10 @@ struct ServerOptions {
   std::vector<std::string> health_services;
   int max_message_bytes = 16 << 20;
   int max_concurrent_streams = 4096;  // per connection
+  // A client that says nothing for `keepalive_time` is asked, and has gone if it does not answer
+  // within `keepalive_timeout`: what its calls held is free then.
+  absl::Duration keepalive_time = absl::Seconds(60);
+  absl::Duration keepalive_timeout = absl::Seconds(20);
   // Connections are closed gracefully after this long, so that balancers of connections spread
   // their clients again. Calls get `max_connection_age_grace` to end. Infinite for workers, whose
   // sessions live as long as their peers.

@@ -400,5 +400,30 @@ TEST_F(ServerProcessTest, RpcsAreCountedByCode) {
             2);
 }
 
+// A client that is cut off closes nothing: its connection ends because it answers no ping.
+TEST_F(ServerProcessTest, AConnectionThatAnswersNoPingIsClosed) {
+  ServerOptions options = TestOptions();
+  options.keepalive_time = absl::Milliseconds(100);
+  options.keepalive_timeout = absl::Milliseconds(100);
+  Start(options);
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(server_->grpc_port()));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  const timeval patience = {.tv_sec = 20, .tv_usec = 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  // HTTP/2's preface and empty settings, and then nothing more.
+  const std::string hello("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 33);
+  ASSERT_EQ(send(fd, hello.data(), hello.size(), 0), 33);
+  char buffer[256];
+  ssize_t got = 0;
+  while ((got = recv(fd, buffer, sizeof(buffer), 0)) > 0) {
+  }
+  EXPECT_TRUE(got == 0 || errno == ECONNRESET) << errno;
+  close(fd);
+}
+
 }  // namespace
 }  // namespace baton::process

@@ -50,15 +50,16 @@ from baton.v1 import generation_pb2_grpc as pb_grpc  # noqa: E402
 
 
 class Process:
-    """One of our binaries: its log, its ports, its metrics."""
+    """One of our binaries: its log, its ports, its metrics. `prefix` is a command that becomes the binary, on another host perhaps."""
 
-    def __init__(self, name, argv, directory, env=None):
-        self.name = name
+    def __init__(self, name, argv, directory, env=None, host="127.0.0.1", prefix=()):
+        self.name, self.host, self.prefix = name, host, list(prefix)
+        self.directory = directory
         self.log_path = directory / f"{name}.log"
         self.port_file = directory / f"{name}.json"
         self.argv = [str(a) for a in argv] + [f"--port-file={self.port_file}"]
         self._log = open(self.log_path, "wb")
-        self.popen = subprocess.Popen(self.argv, stdout=self._log, stderr=subprocess.STDOUT,
+        self.popen = subprocess.Popen(self.prefix + self.argv, stdout=self._log, stderr=subprocess.STDOUT,
                                       env={**os.environ, **(env or {})}, start_new_session=True)
         self.grpc_port = self.http_port = None
 
@@ -76,13 +77,20 @@ class Process:
 
     @property
     def address(self):
-        return f"127.0.0.1:{self.grpc_port}"
+        return f"{self.host}:{self.grpc_port}"
+
+    def again(self):
+        """The same process started anew on the same address, after its end."""
+        argv = [a for a in self.argv if not a.startswith(("--listen", "--port-file"))] + [f"--listen={self.address}"]
+        self.port_file.unlink(missing_ok=True)
+        name, _, count = self.name.partition("+")
+        return Process(f"{name}+{int(count or 0) + 1}", argv, self.directory, host=self.host, prefix=self.prefix)
 
     def log(self):
         return self.log_path.read_text(errors="replace")
 
     def metrics_text(self):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/metrics", timeout=10 * SLOWNESS) as reply:
+        with urllib.request.urlopen(f"http://{self.host}:{self.http_port}/metrics", timeout=10 * SLOWNESS) as reply:
             return reply.read().decode()
 
     def metrics(self):
@@ -107,7 +115,7 @@ class Process:
 
     def http_status(self, path):
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=10 * SLOWNESS) as reply:
+            with urllib.request.urlopen(f"http://{self.host}:{self.http_port}{path}", timeout=10 * SLOWNESS) as reply:
                 return reply.status
         except urllib.error.HTTPError as error:
             return error.code
@@ -139,30 +147,45 @@ class Process:
         self._log.close()
 
 
+class OneHost:
+    """Where processes run and how they reach one another: all on the loopback. See network.py for others."""
+
+    def start(self, name, argv, directory):
+        return Process(name, [*argv, "--listen=127.0.0.1:0"], directory)
+
+    def address(self, process):
+        """Under which others reach it."""
+        return process.address
+
+    def close(self):
+        pass
+
+
 class Service:
     """A router with its workers. Use as a context manager."""
 
     def __init__(self, model, topology="pd", prefill=1, decode=1, worker_flags=(), prefill_flags=(), decode_flags=(),
-                 router_flags=(), wait=True, kv_blocks=256, threads=1, worker_bin=BIN):
+                 router_flags=(), wait=True, kv_blocks=256, threads=1, worker_bin=BIN, network=None):
         LOGS.mkdir(parents=True, exist_ok=True)
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="service-", dir=LOGS))
         self.topology, self.model = topology, model
-        common = [f"--model={model}", "--listen=127.0.0.1:0", "--http-port=0"]
+        self.network = network or OneHost()
+        common = [f"--model={model}", "--http-port=0"]
         worker = common + [f"--threads={threads}", f"--num-blocks={kv_blocks}", *worker_flags]
-        self.prefill = [Process(f"prefill-{i}", [worker_bin / "baton-prefill", *worker, *prefill_flags], self.directory)
+        self.prefill = [self.network.start(f"prefill-{i}", [worker_bin / "baton-prefill", *worker, *prefill_flags], self.directory)
                         for i in range(prefill if topology == "pd" else 0)]
-        self.decode = [Process(f"decode-{i}", [worker_bin / "baton-decode", *worker, *decode_flags], self.directory)
+        self.decode = [self.network.start(f"decode-{i}", [worker_bin / "baton-decode", *worker, *decode_flags], self.directory)
                        for i in range(decode)]
         self.router = None
         self.more_routers = []
         try:
             for process in self.workers:
                 process.wait_ports()
-            flags = [f"--topology={topology}", "--decode=" + ",".join(p.address for p in self.decode), *router_flags]
+            flags = [f"--topology={topology}", "--decode=" + ",".join(map(self.network.address, self.decode)), *router_flags]
             if self.prefill:
-                flags.append("--prefill=" + ",".join(p.address for p in self.prefill))
+                flags.append("--prefill=" + ",".join(map(self.network.address, self.prefill)))
             self._router_argv = [BIN / "baton-router", *common, *flags]
-            self.router = Process("router", self._router_argv, self.directory).wait_ports()
+            self.router = self.network.start("router", self._router_argv, self.directory).wait_ports()
             self.channel = self.new_channel()
             self.stub = pb_grpc.GenerationStub(self.channel)
             if wait:
@@ -181,7 +204,7 @@ class Service:
 
     def add_router(self):
         """Another router over the same workers, and a stub for it."""
-        router = Process(f"router-{len(self.more_routers) + 1}", self._router_argv, self.directory)
+        router = self.network.start(f"router-{len(self.more_routers) + 1}", self._router_argv, self.directory)
         self.more_routers.append(router)
         stub = pb_grpc.GenerationStub(grpc.insecure_channel(router.wait_ports().address))
         deadline = time.monotonic() + 60 * SLOWNESS
@@ -193,7 +216,7 @@ class Service:
     def new_channel(self, **options):
         arguments = [("grpc.max_receive_message_length", 16 << 20), ("grpc.max_send_message_length", 16 << 20),
                      ("grpc.use_local_subchannel_pool", 1), *options.items()]
-        return grpc.insecure_channel(self.router.address, options=arguments)
+        return grpc.insecure_channel(self.network.address(self.router), options=arguments)
 
     def status(self):
         return self.stub.GetStatus(pb.GetStatusRequest(), timeout=5 * SLOWNESS)
@@ -235,10 +258,20 @@ class Service:
                     base == "baton_kv_blocks" and re.search(r'state="(active|reserved|quarantined)"', key))
                 if counted and value != 0:
                     found[f"{worker.name} {key}"] = value
-        in_flight = self.router.metric("baton_router_requests_in_flight")
+        in_flight = self.router.metric("baton_router_requests_in_flight") if self.router.popen.poll() is None else 0
         if in_flight:
             found["router in flight"] = in_flight
         return found
+
+    def restart(self, process):
+        """A process that has ended, again on its address; the router too."""
+        again = process.again().wait_ports()
+        for group in (self.prefill, self.decode):
+            if process in group:
+                group[group.index(process)] = again
+        if process is self.router:
+            self.router = again
+        return again
 
     def stop(self):
         """Orderly, router first. Returns {name: exit code}."""
@@ -250,6 +283,7 @@ class Service:
     def kill(self):
         for process in self.processes:
             process.kill()
+        self.network.close()
 
     def __enter__(self):
         return self

@@ -9,6 +9,7 @@ int RunServe(int argc, char** argv);
 int RunGenerate(int argc, char** argv);
 int RunChat(int argc, char** argv);
 int RunStatus(int argc, char** argv);
+int RunBench(int argc, char** argv);
 int RunSim(int argc, char** argv);
 int RunTokenize(int argc, char** argv);
 int RunRender(int argc, char** argv);

@@ -10,6 +10,7 @@ namespace baton::cli {
 
 std::string AddressFlag();
 bool JsonFlag();
+std::string TraceFlag();
 absl::Duration TimeoutFlag();
 
 }  // namespace baton::cli

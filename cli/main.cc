@@ -22,6 +22,7 @@ constexpr Command kCommands[] = {
     {"generate", RunGenerate, "one raw prompt, answer streamed"},
     {"chat", RunChat, "a conversation, answers streamed"},
     {"status", RunStatus, "workers, load, KV use and transports"},
+    {"bench", RunBench, "load on a running router, and what its users would have seen"},
     {"kv-size", RunKvSize, "memory that a model's KV cache takes"},
     {"check-config", RunCheckConfig, "what cannot hold in a configuration"},
     {"sim", RunSim, "what a deployment would do with a trace, in virtual time"},

@@ -32,7 +32,6 @@ constexpr char kUsage[] =
 using baton::cli::SimOptions;
 using baton::cli::WorkerSpeed;
 
-ABSL_FLAG(std::string, trace, "", "JSON Lines, one request a line.");
 ABSL_FLAG(int32_t,
           prefill_workers,
           SimOptions{}.prefill,
@@ -239,7 +238,7 @@ void PrintJson(const SplitResult& split) {
 }
 
 absl::StatusOr<SplitResult> RunFromFlags() {
-  const std::string path = absl::GetFlag(FLAGS_trace);
+  const std::string path = TraceFlag();
   if (path.empty()) return absl::InvalidArgumentError("--trace: want a file of JSON Lines");
   std::ifstream in(path);
   if (!in) return absl::NotFoundError(absl::StrCat("--trace: ", path, " cannot be opened"));
@@ -258,7 +257,7 @@ absl::StatusOr<SplitResult> RunFromFlags() {
 
 int RunSim(int argc, char** argv) {
   const base::FlagsOutcome flags =
-      base::HandleFlags(argc, argv, kUsage, {"cli/sim.cc", "cli/common_flags", "cli/json_flag"});
+      base::HandleFlags(argc, argv, kUsage, {"cli/sim.cc", "cli/json_flag", "cli/trace_flag"});
   if (!flags.go_on) return flags.exit_code;
   InitLogging("sim", LogLevel::kWarning);
   const absl::StatusOr<SplitResult> split = RunFromFlags();

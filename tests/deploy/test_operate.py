@@ -40,7 +40,8 @@ def test_flags_in_the_guide_exist():
     known = {}
     for binary in ("baton-router", "baton-prefill", "baton-decode"):
         known[binary] = set(re.findall(r"^  --([a-z0-9-]+)$", run(BIN / binary, "--help").stdout, re.MULTILINE))
-    known["baton serve"] = set(re.findall(r"^  --([a-z0-9-]+)$", run(BIN / "baton", "serve", "--help").stdout, re.MULTILINE))
+    for command in ("serve", "bench"):
+        known[f"baton {command}"] = set(re.findall(r"^  --([a-z0-9-]+)$", run(BIN / "baton", command, "--help").stdout, re.MULTILINE))
     for line in re.findall(r"^    (baton[- ].*)$", GUIDE, re.MULTILINE):
         name = " ".join(line.split()[:2]) if line.startswith("baton ") else line.split()[0]
         assert set(re.findall(r"--([a-z-]+)", line)) <= known[name], line

@@ -13,6 +13,7 @@
 
 #include "engine/base/status_macros.h"
 #include "engine/model/kv_scales.h"
+#include "engine/model/shard_plan.h"
 
 namespace baton::cli {
 namespace {
@@ -128,6 +129,9 @@ absl::StatusOr<KvPlan> PlanWorker(const model::ModelConfig& config,
   BATON_ASSIGN_OR_RETURN(const int64_t cache_bytes,
                          NumberOr(settings, "kv_cache_bytes", kDefaultCacheBytes, 1));
   BATON_ASSIGN_OR_RETURN(const int64_t num_blocks, NumberOr(settings, "num_blocks", 0, 0));
+  BATON_ASSIGN_OR_RETURN(const int64_t tp, NumberOr(settings, "tp", 1, 1));
+  plan.tp = static_cast<int>(std::min<int64_t>(tp, std::numeric_limits<int>::max()));
+  BATON_RETURN_IF_ERROR(Annotate(model::CheckTp(config, weight_dtype, plan.tp), "--tp"));
   kv::KvLayout layout;
   layout.num_layers = config.num_layers;
   layout.num_kv_heads = config.num_kv_heads;

@@ -41,6 +41,8 @@ void Print(const KvPlan& plan, int64_t context, int64_t sequences, int64_t neede
               Bytes(kv::BlocksFor(static_cast<int>(context)) * plan.block_bytes).c_str(),
               static_cast<int>(context));
   std::printf("  %-5d sequences    %s\n", static_cast<int>(sequences), Bytes(needed).c_str());
+  if (plan.tp > 1)
+    std::printf("  each of %d ranks    %s of these\n", plan.tp, Bytes(needed / plan.tp).c_str());
   std::printf("  weights, about     %s\n", Bytes(plan.weight_bytes).c_str());
   if (has_pool) {
     std::printf("  the pool           %s: %d blocks, %d tokens, %d such sequences\n",
@@ -78,6 +80,7 @@ absl::Status Run() {
                {"context", context},
                {"sequences", sequences},
                {"bytes_needed", needed},
+               {"tp", plan->tp},
                {"weight_bytes_about", plan->weight_bytes}};
   if (has_pool) {
     json["pool"] = {{"bytes", plan->pool_bytes},

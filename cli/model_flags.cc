@@ -10,5 +10,6 @@ BATON_WORKER_FLAG(kv_dtype, "auto, fp8, fp8_dynamic, bf16 or f32: format of the 
 BATON_WORKER_FLAG(kv_cache_bytes, "Size of each worker's KV pool.");
 BATON_WORKER_FLAG(num_blocks, "Blocks of each worker's KV pool, instead of bytes.");
 BATON_WORKER_FLAG(max_model_len, "Longest prompt and answer together.");
+BATON_WORKER_FLAG(tp, "Ranks that share a worker's heads: 1 or 2.");
 BATON_WORKER_FLAG(kv_transport, "auto, shm or tcp: how KV blocks travel.");
 #undef BATON_WORKER_FLAG

@@ -30,18 +30,18 @@ void PrintTable(const v1::GetStatusResponse& status) {
   std::printf("baton %s  topology %s  %s  running %u  queued %u\n", status.version().c_str(),
               status.topology().c_str(), status.serving() ? "serving" : "not serving",
               status.requests_in_flight(), status.requests_queued());
-  std::printf("%-8s %-22s %-9s %7s %7s %9s  %-29s %-12s %s\n", "role", "address", "state",
+  std::printf("%-8s %-22s %-9s %7s %7s %9s  %-29s %-12s %-15s %s\n", "role", "address", "state",
               "running", "waiting", "queue tok", "KV blocks free/cached/total", "kv/weights",
-              "transport");
+              "transport", "device");
   for (const auto& worker : status.workers()) {
-    std::printf("%-8s %-22s %-9s %7u %7u %9lu  %-29s %-12s %s\n", worker.role().c_str(),
+    std::printf("%-8s %-22s %-9s %7u %7u %9lu  %-29s %-12s %-15s %s\n", worker.role().c_str(),
                 worker.address().c_str(), worker.state().c_str(), worker.requests_running(),
                 worker.requests_waiting(), static_cast<unsigned long>(worker.queue_tokens()),
                 absl::StrFormat("%d/%d/%d", worker.kv_blocks_free(), worker.kv_blocks_cached(),
                                 worker.kv_blocks_total())
                     .c_str(),
                 absl::StrCat(worker.kv_dtype(), "/", worker.weight_dtype()).c_str(),
-                PeerText(worker).c_str());
+                PeerText(worker).c_str(), worker.device().c_str());
   }
 }
 

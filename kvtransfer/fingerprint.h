@@ -9,8 +9,8 @@
 namespace baton::kvtransfer {
 
 // Errors: FAILED_PRECONDITION "fingerprint: field=kv_dtype ours=fp8 peer=bf16" naming the first
-// field that forbids a pair. Every field must be equal; tensor parallelism must be 1 on both sides,
-// as blocks are not re-sharded yet.
+// field that forbids a pair. Every field must be equal but tp: each side's is 1 or 2 and divides
+// the KV heads, and blocks are re-sharded on their way.
 absl::Status CompareFingerprints(const worker::v1::LayoutFingerprint& ours,
                                  const worker::v1::LayoutFingerprint& peer);
 

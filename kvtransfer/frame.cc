@@ -102,6 +102,7 @@ std::string Encode(const WelcomeFrame& frame) {
   Put(frame.head_dim, &body);
   Put(frame.num_blocks, &body);
   Put(frame.format, &body);
+  if (frame.tp != 1) Put(frame.tp, &body);
   return WithHeader(FrameType::kWelcome, body);
 }
 
@@ -113,7 +114,9 @@ absl::StatusOr<WelcomeFrame> ParseWelcome(const Frame& frame) {
   welcome.head_dim = body.Take<uint32_t>();
   welcome.num_blocks = body.Take<uint32_t>();
   welcome.format = body.Take<uint32_t>();
+  if (body.left() > 0) welcome.tp = body.Take<uint32_t>();
   BATON_RETURN_IF_ERROR(body.Finish("welcome"));
+  if (welcome.tp < 1 || welcome.tp > kMaxTp) return OutOfBounds("tp", welcome.tp, kMaxTp);
   if (welcome.num_blocks > (1u << 26))
     return OutOfBounds("num_blocks", welcome.num_blocks, 1u << 26);
   return welcome;

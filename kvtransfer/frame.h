@@ -27,6 +27,7 @@ inline constexpr uint32_t kFrameMagic = 0x314e5442;  // "BTN1"
 inline constexpr size_t kFrameHeaderBytes = 16;
 inline constexpr size_t kMaxFrameBody = size_t{1} << 20;
 inline constexpr size_t kMaxUnitBytes = size_t{16} << 20;
+inline constexpr uint32_t kMaxTp = 2;
 
 enum class FrameType : uint16_t {
   kAttach = 1,
@@ -52,6 +53,9 @@ struct WelcomeFrame {
   uint32_t head_dim = 0;
   uint32_t num_blocks = 0;
   uint32_t format = 0;  // KvFormat
+  // Ranks that share the heads. On the wire only where it is not 1, so that older peers, which know
+  // one rank only, read what they always did.
+  uint32_t tp = 1;
 };
 
 // Asks to write into a reservation.

@@ -68,10 +68,12 @@ void SenderTable::Push(TransferId id,
     End(id, status, Goodbye::kAbort);
     return;
   }
-  for (const UnitRect& part : SplitRect(rect, transfer->shape, layout_, limits_.unit_bytes)) {
-    const auto ids = our_blocks.subspan(part.block_begin, part.block_end - part.block_begin);
-    transfer->pending.push_back({part, {ids.begin(), ids.end()}});
-    transfer->bytes_pushed += BytesOf(part, transfer->shape, layout_);
+  for (const UnitRect& slice : SplitByRanks(rect, layout_, peer_layout_)) {
+    for (const UnitRect& part : SplitRect(slice, transfer->shape, layout_, limits_.unit_bytes)) {
+      const auto ids = our_blocks.subspan(part.block_begin, part.block_end - part.block_begin);
+      transfer->pending.push_back({part, {ids.begin(), ids.end()}});
+      transfer->bytes_pushed += BytesOf(part, transfer->shape, layout_);
+    }
   }
 }
 

@@ -37,7 +37,10 @@ absl::StatusOr<kv::KvLayout> PeerLayout(const WelcomeFrame& welcome, const kv::K
   if (welcome.format != static_cast<uint32_t>(ours.format)) {
     return Differs("kv_dtype", static_cast<uint64_t>(ours.format), welcome.format);
   }
+  if (ours.num_kv_heads % static_cast<int>(welcome.tp) != 0)
+    return Differs("tp", ours.tp, welcome.tp);
   kv::KvLayout layout = ours;
+  layout.tp = static_cast<int>(welcome.tp);
   layout.num_blocks = static_cast<int>(welcome.num_blocks);
   return layout;
 }

@@ -23,24 +23,27 @@ void Append(size_t offset, size_t size, std::vector<ByteRange>* ranges) {
 void AppendBlock(const UnitRect& rect,
                  int rows,
                  const kv::KvLayout& layout,
-                 size_t block_offset,
-                 int first_head,
+                 int layer,
+                 kv::BlockId block,
                  std::vector<ByteRange>* ranges) {
-  const int head_begin = static_cast<int>(rect.head_begin) - first_head;
-  const int head_end = static_cast<int>(rect.head_end) - first_head;
-  for (int side = 0; side < 2; ++side) {
-    for (int head = head_begin; head < head_end; ++head) {
-      Append(block_offset + layout.RowOffset(side, head, 0),
-             static_cast<size_t>(rows) * layout.row_bytes(), ranges);
+  const uint32_t rank_heads = static_cast<uint32_t>(layout.rank_heads());
+  const auto for_each_head = [&](const auto& append) {
+    for (int side = 0; side < 2; ++side) {
+      for (uint32_t head = rect.head_begin; head < rect.head_end; ++head) {
+        const size_t base = layout.BlockOffset(layer, block, static_cast<int>(head / rank_heads));
+        append(base, side, static_cast<int>(head % rank_heads));
+      }
     }
-  }
+  };
+  for_each_head([&](size_t base, int side, int head) {
+    Append(base + layout.RowOffset(side, head, 0), static_cast<size_t>(rows) * layout.row_bytes(),
+           ranges);
+  });
   if (layout.scale_bytes() == 0) return;
-  for (int side = 0; side < 2; ++side) {
-    for (int head = head_begin; head < head_end; ++head) {
-      Append(block_offset + layout.ScaleOffset(side, head, 0),
-             static_cast<size_t>(rows) * sizeof(float), ranges);
-    }
-  }
+  for_each_head([&](size_t base, int side, int head) {
+    Append(base + layout.ScaleOffset(side, head, 0), static_cast<size_t>(rows) * sizeof(float),
+           ranges);
+  });
 }
 
 // Bytes of one token in one layer and head, K and V.
@@ -70,14 +73,13 @@ absl::Status CheckRect(const UnitRect& rect,
 std::vector<ByteRange> RangesOf(const UnitRect& rect,
                                 const HandoffShape& shape,
                                 const kv::KvLayout& layout,
-                                absl::Span<const kv::BlockId> block_table,
-                                int first_head) {
+                                absl::Span<const kv::BlockId> block_table) {
   std::vector<ByteRange> ranges;
   for (uint32_t layer = rect.layer_begin; layer < rect.layer_end; ++layer) {
     for (uint32_t block = rect.block_begin; block < rect.block_end; ++block) {
       const kv::BlockId id = block_table[block - rect.block_begin];
-      AppendBlock(rect, shape.ValidRows(static_cast<int>(block)), layout,
-                  layout.BlockOffset(static_cast<int>(layer), id), first_head, &ranges);
+      AppendBlock(rect, shape.ValidRows(static_cast<int>(block)), layout, static_cast<int>(layer),
+                  id, &ranges);
     }
   }
   return ranges;
@@ -90,6 +92,20 @@ size_t BytesOf(const UnitRect& rect, const HandoffShape& shape, const kv::KvLayo
   const size_t tokens = static_cast<size_t>(std::max(0, last_token - first_token));
   return tokens * (rect.layer_end - rect.layer_begin) * (rect.head_end - rect.head_begin) *
          TokenHeadBytes(layout);
+}
+
+std::vector<UnitRect> SplitByRanks(const UnitRect& rect,
+                                   const kv::KvLayout& from,
+                                   const kv::KvLayout& to) {
+  const auto step = static_cast<uint32_t>(std::min(from.rank_heads(), to.rank_heads()));
+  std::vector<UnitRect> parts;
+  for (uint32_t head = rect.head_begin / step * step; head < rect.head_end; head += step) {
+    UnitRect part = rect;
+    part.head_begin = std::max(rect.head_begin, head);
+    part.head_end = std::min(rect.head_end, head + step);
+    parts.push_back(part);
+  }
+  return parts;
 }
 
 std::vector<UnitRect> SplitRect(const UnitRect& rect,

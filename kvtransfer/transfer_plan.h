@@ -52,16 +52,20 @@ absl::Status CheckRect(const UnitRect& rect, const HandoffShape& shape, const kv
 // The bytes of a rectangle in one pool, in the order in which they travel: layer, block, then
 // payload by (K|V, head), then dynamic scales by (K|V, head); of each the valid rows. Neighbours
 // are merged, so a full block is one range. `block_table` is the pool's id of each block from
-// rect.block_begin on; `first_head` is the model's head that the pool's head 0 is (a rank of a
-// tensor-parallel pair holds a slice). Two pools give equal totals in the same order, so a transfer
-// is a walk along both lists.
+// rect.block_begin on. However many ranks have the heads of a pool, two pools give equal totals in
+// the same order, so a transfer is a walk along both lists.
 std::vector<ByteRange> RangesOf(const UnitRect& rect,
                                 const HandoffShape& shape,
                                 const kv::KvLayout& layout,
-                                absl::Span<const kv::BlockId> block_table,
-                                int first_head = 0);
+                                absl::Span<const kv::BlockId> block_table);
 
 size_t BytesOf(const UnitRect& rect, const HandoffShape& shape, const kv::KvLayout& layout);
+
+// Cuts a rectangle by heads, so that each part lies with one rank on either side: one part for each
+// (rank of `from`, rank of `to`) that share heads of it.
+std::vector<UnitRect> SplitByRanks(const UnitRect& rect,
+                                   const kv::KvLayout& from,
+                                   const kv::KvLayout& to);
 
 // Cuts a rectangle into rectangles of at most `max_bytes` (but at least one block of one layer):
 // first by layers, then by blocks. Small units bound the time until a revoked sender is quiet.

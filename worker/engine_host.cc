@@ -71,7 +71,7 @@ v1::LayoutFingerprint FingerprintOf(const runtime::ModelRunner& runner,
   fingerprint.set_num_layers(static_cast<uint32_t>(layout.num_layers));
   fingerprint.set_num_kv_heads(static_cast<uint32_t>(layout.num_kv_heads));
   fingerprint.set_head_dim(static_cast<uint32_t>(layout.head_dim));
-  fingerprint.set_tp(1);
+  fingerprint.set_tp(static_cast<uint32_t>(layout.tp));
   return fingerprint;
 }
 
@@ -92,6 +92,7 @@ absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
   runner_options.backend = options.device == "auto" ? "cpu" : options.device;
   runner_options.weight_dtype = options.weight_dtype;
   runner_options.kv_dtype = options.kv_dtype;
+  runner_options.tp = options.tp;
   runner_options.max_model_len = options.max_model_len;
   runner_options.max_step_tokens = step_tokens;
   runner_options.max_logit_rows = max_logit_rows;

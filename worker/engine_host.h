@@ -43,7 +43,7 @@ struct DraftRunnerOptions {
 };
 
 // Loads the draft model at `path` for `target`, with a KV pool that peers can write into. `options`
-// are the worker's: device, threads, precision of the cache.
+// are the worker's: device, threads, precision of the cache. It is small: one rank computes it.
 // Errors: INVALID_ARGUMENT when its vocabulary or tokenizer is not the target's, and those of
 // ModelRunner::Create.
 absl::StatusOr<std::unique_ptr<runtime::ModelRunner>> LoadDraftRunner(

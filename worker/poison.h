@@ -1,6 +1,7 @@
 #pragma once
 
-#include <cstring>
+#include <cstdint>
+#include <vector>
 
 #include "engine/runtime/model_runner.h"
 #include "engine/runtime/sequence.h"
@@ -12,10 +13,8 @@ namespace baton::worker {
 inline void PoisonFreedBlocks(runtime::KvMemory* memory, runtime::ModelRunner* runner) {
   memory->pool().set_on_free([runner](kv::BlockId block) {
     const kv::KvLayout& layout = runner->layout();
-    for (int layer = 0; layer < layout.num_layers; ++layer) {
-      std::memset(runner->kv_pool().data() + layout.BlockOffset(layer, block), 0xff,
-                  layout.block_bytes());
-    }
+    const std::vector<uint8_t> poison(layout.block_bytes() * layout.num_layers, 0xff);
+    runner->WriteBlock(block, poison.data());
   });
 }
 

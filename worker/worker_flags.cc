@@ -70,7 +70,15 @@ ABSL_FLAG(int32_t,
           max_calls,
           WorkerOptions{}.max_calls,
           "Most calls at a time; above it they are refused.");
-ABSL_FLAG(int32_t, threads, WorkerOptions{}.threads, "Compute threads; 0: one per core.");
+ABSL_FLAG(int32_t,
+          threads,
+          WorkerOptions{}.threads,
+          "Compute threads, of all ranks together; 0: one per core.");
+ABSL_FLAG(int32_t,
+          tp,
+          WorkerOptions{}.tp,
+          "Tensor parallelism: ranks that share the model's heads, 1 or 2. Need not be the same on "
+          "every worker.");
 ABSL_FLAG(std::string,
           cpu_isa,
           WorkerOptions{}.cpu_isa,
@@ -123,6 +131,7 @@ WorkerOptions WorkerOptionsFromFlags() {
   options.chunk_tokens = absl::GetFlag(FLAGS_chunk_tokens);
   options.max_calls = absl::GetFlag(FLAGS_max_calls);
   options.threads = absl::GetFlag(FLAGS_threads);
+  options.tp = absl::GetFlag(FLAGS_tp);
   options.cpu_isa = absl::GetFlag(FLAGS_cpu_isa);
   options.kv_transport = absl::GetFlag(FLAGS_kv_transport);
   options.log_level = absl::GetFlag(FLAGS_log_level);

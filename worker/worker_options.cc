@@ -49,6 +49,8 @@ absl::Status ValidateOptions(const WorkerOptions& options) {
   BATON_RETURN_IF_ERROR(AtLeast("chunk-tokens", options.chunk_tokens, kv::kBlockTokens));
   BATON_RETURN_IF_ERROR(AtLeast("max-calls", options.max_calls, 1));
   BATON_RETURN_IF_ERROR(AtLeast("threads", options.threads, 0));
+  if (options.tp != 1 && options.tp != 2)
+    return absl::InvalidArgumentError(absl::StrCat("--tp=", options.tp, ": accepted: 1, 2"));
   if (options.test_block_hash_bits < 1 || options.test_block_hash_bits > 256) {
     return absl::InvalidArgumentError("--test-block-hash-bits: must be in [1, 256]");
   }

@@ -32,7 +32,8 @@ struct WorkerOptions {
   int max_model_len = 0;              // 0: the model's
   int chunk_tokens = 512;             // most prompt tokens in one step
   int max_calls = 1024;               // above it calls are refused with RESOURCE_EXHAUSTED
-  int threads = 0;                    // 0: one per core
+  int threads = 0;                    // of all ranks together; 0: one per core
+  int tp = 1;                         // ranks that share the model's heads: 1 or 2
   std::string cpu_isa = "auto";       // auto, avx2, avx512, amx
   std::string kv_transport = "auto";  // auto, shm, tcp
   std::string log_level = "info";     // debug, info, warning, error

@@ -36,19 +36,31 @@ class Progress {
   absl::Duration last_;
 };
 
-// Several matrices of one layer with the same number of columns, one below the other.
+// Several matrices of one layer with the same number of columns, one below the other; of each the
+// rank's share of rows or columns.
 class StackedSource {
  public:
-  StackedSource(const Checkpoint& checkpoint, int layer, std::vector<TensorRole> roles)
-      : checkpoint_(checkpoint), layer_(layer), roles_(std::move(roles)) {
-    for (const TensorRole role : roles_) rows_ += checkpoint_.shape(role, layer_).rows;
+  StackedSource(const Checkpoint& checkpoint,
+                const ShardPlan& shard,
+                int layer,
+                const std::vector<TensorRole>& roles)
+      : checkpoint_(checkpoint),
+        layer_(layer),
+        whole_cols_(checkpoint.shape(roles.front(), layer).cols),
+        cols_(shard.ColsOf(roles.front(), whole_cols_)) {
+    for (const TensorRole role : roles) {
+      parts_.push_back({role, shard.RowsOf(role, checkpoint_.shape(role, layer_).rows)});
+      rows_ += parts_.back().rows.size();
+    }
   }
 
   // Borrows this object.
   ops::MatrixSource AsMatrixSource() const {
     ops::MatrixSource source;
     source.rows = static_cast<int>(rows_);
-    source.cols = static_cast<int>(cols());
+    source.cols = static_cast<int>(cols_.size());
+    source.whole_cols = static_cast<int>(whole_cols_);
+    source.first_col = static_cast<int>(cols_.begin);
     source.read_row = [this](int row, float* out) {
       const Place place = Find(row);
       checkpoint_.ReadRow(place.role, layer_, place.row, out);
@@ -60,24 +72,25 @@ class StackedSource {
     return source;
   }
 
-  int64_t num_values() const { return rows_ * cols(); }
+  int64_t num_values() const { return rows_ * cols_.size(); }
   std::string Name() const {
-    return absl::StrCat("layer=", layer_, " tensor=", NameOf(roles_.front()));
+    return absl::StrCat("layer=", layer_, " tensor=", NameOf(parts_.front().role));
   }
 
  private:
+  struct Part {
+    TensorRole role;
+    ShardRange rows;
+  };
   struct Place {
     TensorRole role;
     int64_t row;
   };
 
-  int64_t cols() const { return checkpoint_.shape(roles_.front(), layer_).cols; }
-
   Place Find(int64_t row) const {
-    for (const TensorRole role : roles_) {
-      const int64_t rows = checkpoint_.shape(role, layer_).rows;
-      if (row < rows) return {role, row};
-      row -= rows;
+    for (const Part& part : parts_) {
+      if (row < part.rows.size()) return {part.role, part.rows.begin + row};
+      row -= part.rows.size();
     }
     BATON_CHECK(false, "row beyond the matrix");
     return {};
@@ -85,20 +98,27 @@ class StackedSource {
 
   const Checkpoint& checkpoint_;
   int layer_;
-  std::vector<TensorRole> roles_;
+  int64_t whole_cols_;
+  ShardRange cols_;
+  std::vector<Part> parts_;
   int64_t rows_ = 0;
 };
 
 class Loader {
  public:
-  Loader(const Checkpoint& checkpoint, ops::Backend& backend)
-      : checkpoint_(checkpoint), backend_(backend), progress_(NumValues(checkpoint)) {}
+  Loader(const Checkpoint& checkpoint, const ShardPlan& shard, ops::Backend& backend)
+      : checkpoint_(checkpoint),
+        shard_(shard),
+        backend_(backend),
+        progress_(NumValues(checkpoint, shard)) {}
 
   absl::StatusOr<Weights> Load() {
     Weights weights;
-    BATON_ASSIGN_OR_RETURN(weights.embed, Pack(0, {TensorRole::kEmbed}));
-    if (!checkpoint_.config().tied_head) {
-      BATON_ASSIGN_OR_RETURN(weights.head, Pack(0, {TensorRole::kHead}));
+    if (shard_.rank == 0) {
+      BATON_ASSIGN_OR_RETURN(weights.embed, Pack(0, {TensorRole::kEmbed}));
+      if (!checkpoint_.config().tied_head) {
+        BATON_ASSIGN_OR_RETURN(weights.head, Pack(0, {TensorRole::kHead}));
+      }
     }
     weights.final_norm = Vector(TensorRole::kFinalNorm, 0);
     for (int layer = 0; layer < checkpoint_.config().num_layers; ++layer) {
@@ -109,8 +129,8 @@ class Loader {
   }
 
  private:
-  static int64_t NumValues(const Checkpoint& checkpoint) {
-    const ModelConfig& c = checkpoint.config();
+  static int64_t NumValues(const Checkpoint& checkpoint, const ShardPlan& shard) {
+    const ModelConfig c = shard.ConfigOf(checkpoint.config());
     const int64_t qkv = int64_t{c.num_heads + 2 * c.num_kv_heads} * c.head_dim;
     const int64_t o = int64_t{c.num_heads} * c.head_dim;
     const int64_t layer = (qkv + o + int64_t{3} * c.ffn) * c.hidden;
@@ -143,24 +163,27 @@ class Loader {
   std::vector<float> QkvBias(int layer) const {
     std::vector<float> bias;
     for (const TensorRole role : {TensorRole::kQBias, TensorRole::kKBias, TensorRole::kVBias}) {
-      const std::vector<float> part = Vector(role, layer);
-      bias.insert(bias.end(), part.begin(), part.end());
+      const std::vector<float> all = Vector(role, layer);
+      const ShardRange ours = shard_.RowsOf(role, static_cast<int64_t>(all.size()));
+      if (!all.empty()) bias.insert(bias.end(), all.begin() + ours.begin, all.begin() + ours.end);
     }
     return bias;
   }
 
-  absl::StatusOr<std::unique_ptr<ops::Matrix>> Pack(int layer, std::vector<TensorRole> roles) {
+  absl::StatusOr<std::unique_ptr<ops::Matrix>> Pack(int layer,
+                                                    const std::vector<TensorRole>& roles) {
     const bool interleave_half = roles.front() == TensorRole::kGate;
-    const StackedSource source(checkpoint_, layer, std::move(roles));
+    const StackedSource source(checkpoint_, shard_, layer, roles);
     absl::StatusOr<std::unique_ptr<ops::Matrix>> matrix =
         backend_.Pack(source.AsMatrixSource(), interleave_half);
     if (!matrix.ok())
       return Annotate(matrix.status(), absl::StrCat(checkpoint_.path(), ": ", source.Name()));
-    progress_.Add(source.num_values());
+    if (shard_.rank == 0) progress_.Add(source.num_values());
     return matrix;
   }
 
   const Checkpoint& checkpoint_;
+  const ShardPlan& shard_;
   ops::Backend& backend_;
   Progress progress_;
 };
@@ -168,7 +191,11 @@ class Loader {
 }  // namespace
 
 size_t Weights::bytes() const {
-  size_t total = embed->bytes() + (head != nullptr ? head->bytes() : 0);
+  return layer_bytes() + embed->bytes() + (head != nullptr ? head->bytes() : 0);
+}
+
+size_t Weights::layer_bytes() const {
+  size_t total = 0;
   for (const LayerWeights& layer : layers) {
     total += layer.qkv->bytes() + layer.o->bytes() + layer.gate_up->bytes() + layer.down->bytes();
   }
@@ -194,8 +221,10 @@ absl::StatusOr<ops::WeightDtype> ResolveWeightDtype(const Checkpoint& checkpoint
   return absl::InternalError("weight format without a dtype");
 }
 
-absl::StatusOr<Weights> LoadWeights(const Checkpoint& checkpoint, ops::Backend& backend) {
-  return Loader(checkpoint, backend).Load();
+absl::StatusOr<Weights> LoadWeights(const Checkpoint& checkpoint,
+                                    const ShardPlan& shard,
+                                    ops::Backend& backend) {
+  return Loader(checkpoint, shard, backend).Load();
 }
 
 }  // namespace baton::model

@@ -1,6 +1,7 @@
 #pragma once
 
-// The packed weights of one decoder, and in which precision they compute.
+// The packed weights of one decoder, or of one rank's share of it, and in which precision they
+// compute.
 
 #include <cstddef>
 #include <memory>
@@ -10,10 +11,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "engine/model/checkpoint.h"
+#include "engine/model/shard_plan.h"
 #include "engine/ops/backend.h"
 
 namespace baton::model {
 
+// Shapes are those of the rank's share: its heads and its part of F.
 struct LayerWeights {
   std::vector<float> attn_norm;          // [E]
   std::unique_ptr<ops::Matrix> qkv;      // [(Hq + 2*Hkv) * D, E]: rows of q, k, v
@@ -28,12 +31,14 @@ struct LayerWeights {
 
 struct Weights {
   const ops::Matrix& head_matrix() const { return head != nullptr ? *head : *embed; }
-  size_t bytes() const;  // of all matrices
+  size_t layer_bytes() const;  // of the layers' matrices
+  size_t bytes() const;        // of all matrices
 
-  std::unique_ptr<ops::Matrix> embed;  // [V, E]
-  std::unique_ptr<ops::Matrix> head;   // [V, E]; null when tied: the embedding is the head
-  std::vector<float> final_norm;       // [E]
-  std::vector<LayerWeights> layers;    // [L]
+  // Shared, because ranks in one process read the same embedding and head.
+  std::shared_ptr<const ops::Matrix> embed;  // [V, E]
+  std::shared_ptr<const ops::Matrix> head;   // [V, E]; null when tied: the embedding is the head
+  std::vector<float> final_norm;             // [E]
+  std::vector<LayerWeights> layers;          // [L]
 };
 
 // What weights compute in. `requested` is auto, f32, bf16, int8 or q4. auto is the nearest to what
@@ -44,8 +49,11 @@ struct Weights {
 absl::StatusOr<ops::WeightDtype> ResolveWeightDtype(const Checkpoint& checkpoint,
                                                     absl::string_view requested);
 
-// Reads and packs everything, on all cores; logs a line per tenth where it takes long.
-// Errors: those of Backend::Pack, with the tensor's name.
-absl::StatusOr<Weights> LoadWeights(const Checkpoint& checkpoint, ops::Backend& backend);
+// Reads and packs the rank's share of everything, on all of the backend's threads; rank 0 logs a
+// line per tenth where it takes long. Ranks other than 0 are left without embedding and head: they
+// take those of rank 0. Errors: those of Backend::Pack, with the tensor's name.
+absl::StatusOr<Weights> LoadWeights(const Checkpoint& checkpoint,
+                                    const ShardPlan& shard,
+                                    ops::Backend& backend);
 
 }  // namespace baton::model

@@ -35,6 +35,7 @@
 #include "absl/types/span.h"
 #include "engine/base/buffer.h"
 #include "engine/kv/kv_layout.h"
+#include "engine/parallel/tp_group.h"
 
 namespace baton::ops {
 
@@ -57,11 +58,18 @@ absl::StatusOr<WeightDtype> ParseWeightDtype(absl::string_view name);
 struct MatrixSource {
   int rows = 0;
   int cols = 0;
-  // Row `row` as f32 into out[cols].
+  // Row `row` as f32 into out[source_cols()].
   std::function<void(int row, float* out)> read_row;
-  // Optional: the row as it is stored in 4 bits, exactly: codes [cols], scales and mins [cols /
-  // 32].
+  // Optional: the row as it is stored in 4 bits, exactly: codes [source_cols()], scales and mins
+  // [source_cols() / 32].
   std::function<bool(int row, uint8_t* codes, float* scales, float* mins)> read_row_q4;
+  // Where the matrix is columns [first_col, first_col + cols) of a wider one (a rank's share of K),
+  // the columns of that one; 0: it is whole. Codes are those of whole rows: the ranks' parts of an
+  // int8 row have one scale. kQ4: first_col is a multiple of 32.
+  int whole_cols = 0;
+  int first_col = 0;
+
+  int source_cols() const { return whole_cols > 0 ? whole_cols : cols; }
 };
 
 // A packed matrix [rows, cols] in the backend's own layout. Immutable, shared by threads.
@@ -156,6 +164,16 @@ class Backend {
   virtual absl::StatusOr<std::unique_ptr<Activation>> NewActivation(ActivationKind kind,
                                                                     int max_tokens,
                                                                     int width) = 0;
+
+  // From now on this is one rank of `group`, which outlives it; before the first NewActivation.
+  // Every rank has whole rows of the residual and a share of the heads and of F: QkvProject,
+  // QkNormRopeAppend, PagedAttention and GateUpSilu compute the share alone (int8: with the scale
+  // of the whole row of their output), ProjectAdd takes the rank's columns of W and adds the sum
+  // over ranks, Logits writes the rank's share of the columns of one buffer that all ranks are
+  // given, and Synchronize waits for all ranks. Where the ranks' shares of K are the two halves of
+  // the canonical order, the bits are those of one rank.
+  // Errors: UNIMPLEMENTED.
+  virtual absl::Status JoinGroup(parallel::TpGroup* group);
 
   // Memory for a KV pool, which KvCacheView::layer_base points into: on the host, or on the device,
   // where the host cannot look. `shared`: another process can map it (Buffer::fd). Errors:

@@ -43,6 +43,11 @@ absl::StatusOr<WeightDtype> ParseWeightDtype(absl::string_view name) {
       absl::StrCat("weight dtype \"", name, "\": accepted: auto, f32, bf16, int8, q4"));
 }
 
+absl::Status Backend::JoinGroup(parallel::TpGroup* group) {
+  return absl::UnimplementedError(absl::StrCat("backend \"", name(), "\": tp=", group->size(),
+                                               ": tensor parallelism is not supported by it"));
+}
+
 absl::StatusOr<base::Buffer> Backend::NewPool(size_t bytes, bool shared) {
   return shared ? base::Buffer::AllocateShared("baton-kv", bytes) : base::Buffer::Allocate(bytes);
 }

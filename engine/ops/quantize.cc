@@ -4,9 +4,17 @@
 
 namespace baton::ops {
 
-float QuantizeRowInt8(const float* values, int n, int8_t* codes) {
+uint32_t LargestMagnitudeBits(const float* values, int n) {
   uint32_t largest = 0;
   for (int i = 0; i < n; ++i) largest = std::max(largest, MagnitudeBits(values[i]));
+  return largest;
+}
+
+float QuantizeRowInt8(const float* values, int n, int8_t* codes) {
+  return QuantizeRowInt8(values, n, LargestMagnitudeBits(values, n), codes);
+}
+
+float QuantizeRowInt8(const float* values, int n, uint32_t largest, int8_t* codes) {
   const DynamicScale scale = ScaleFor(largest, kInt8Max);
   for (int i = 0; i < n; ++i)
     codes[i] = scale.inverse == 0.0f ? 0 : Int8Code(values[i], scale.inverse);

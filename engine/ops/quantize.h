@@ -41,8 +41,12 @@ struct DynamicScale {
   return static_cast<int8_t>(base::FloatBits(magic) - base::FloatBits(kRoundMagic));
 }
 
+// Of the largest of n values.
+uint32_t LargestMagnitudeBits(const float* values, int n);
 // codes [n]; returns the row's scale.
 float QuantizeRowInt8(const float* values, int n, int8_t* codes);
+// The same for a part of a row whose largest magnitude is given.
+float QuantizeRowInt8(const float* values, int n, uint32_t largest, int8_t* codes);
 
 // Groups of 32; n % 32 == 0. codes [n] in 0..15, scales and minimums [n / 32].
 void QuantizeRowQ4(const float* values, int n, uint8_t* codes, float* scales, float* minimums);

@@ -78,11 +78,17 @@ absl::Status CheckPack(const MatrixSource& source, WeightDtype dtype, bool inter
   if (source.rows <= 0 || source.cols <= 0 || !source.read_row) return Invalid(what, shape);
   if (interleave_half && source.rows % 2 != 0)
     return Invalid(what, absl::StrCat(shape, ": an odd number of rows has no halves"));
-  if (dtype == WeightDtype::kQ4 && source.cols % kQ4Group != 0) {
+  if (source.first_col < 0 || source.first_col > source.source_cols() - source.cols) {
+    return Invalid(what, absl::StrCat(shape, " first_col=", source.first_col,
+                                      " whole_cols=", source.whole_cols));
+  }
+  if (dtype == WeightDtype::kQ4 && (source.cols % kQ4Group != 0 ||
+                                    source.first_col % kQ4Group != 0 ||
+                                    source.source_cols() % kQ4Group != 0)) {
     return Invalid(what, absl::StrCat(shape, ": q4 needs cols in groups of ", kQ4Group));
   }
   // int8 sums are exact in int32 up to here.
-  if (dtype == WeightDtype::kInt8 && source.cols > 65536)
+  if (dtype == WeightDtype::kInt8 && source.source_cols() > 65536)
     return Invalid(what, absl::StrCat(shape, ": int8 takes cols <= 65536"));
   return absl::OkStatus();
 }

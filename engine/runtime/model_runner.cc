@@ -10,12 +10,21 @@
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/model/kv_scales.h"
-#include "engine/model/qwen3.h"
 #include "engine/model/weights.h"
+#include "engine/runtime/ranks.h"
 #include "engine/runtime/step_inputs.h"
 
 namespace baton::runtime {
 namespace {
+
+// f(offset in the pool, bytes) for a block, rank by rank and layer by layer.
+template <typename F>
+void ForEachPart(const kv::KvLayout& layout, kv::BlockId block, const F& f) {
+  for (int rank = 0; rank < layout.tp; ++rank) {
+    for (int layer = 0; layer < layout.num_layers; ++layer)
+      f(layout.BlockOffset(layer, block, rank), layout.rank_block_bytes());
+  }
+}
 
 constexpr uint8_t kLargestFp8 = 0x7e;  // the code of base::kFp8Max
 
@@ -44,7 +53,6 @@ class Runner : public ModelRunner {
     forward.slots = inputs_->slots();
     forward.sequences = inputs_->sequences();
     forward.logit_rows = inputs_->logit_rows();
-    forward.layers = layers_;
     absl::Status mirrored;
     const auto on_layer = [&](int layer) {
       if (observer == nullptr || !mirrored.ok()) return;
@@ -52,7 +60,7 @@ class Runner : public ModelRunner {
       if (mirrored.ok()) observer->OnLayerDone(layer);
     };
     model::ForwardTimings forward_timings;
-    BATON_RETURN_IF_ERROR(model_->Forward(forward, on_layer, logits_data(), &forward_timings));
+    BATON_RETURN_IF_ERROR(ranks_->Forward(forward, on_layer, logits_data(), &forward_timings));
     BATON_RETURN_IF_ERROR(mirrored);
     if (logits != nullptr)
       *logits = absl::MakeSpan(logits_data(), forward.logit_rows.size() * config().vocab);
@@ -70,44 +78,43 @@ class Runner : public ModelRunner {
     return is_mirrored() ? device_pool_.data() : pool_.data();
   }
   int max_model_len() const override { return max_model_len_; }
-  ops::WeightDtype weight_dtype() const override { return backend_->weight_dtype(); }
+  ops::WeightDtype weight_dtype() const override { return backend().weight_dtype(); }
   std::string kv_scales_fingerprint() const override { return scales_.Fingerprint(); }
   absl::Span<const float> kv_scales(int layer) const override {
     if (kv_owner_ != nullptr) return kv_owner_->kv_scales(layer);
     return scales_.empty() ? absl::Span<const float>() : scales_.layer(layer);
   }
   std::array<uint64_t, 2> saturated_samples() const override { return saturated_; }
-  std::string device() const override { return backend_->description(); }
+  std::string device() const override { return ranks_->description(); }
 
   void CopyBlock(kv::BlockId from, kv::BlockId to) override {
     BATON_CHECK(
         from >= 0 && from < layout_.num_blocks && to >= 0 && to < layout_.num_blocks && from != to,
         "from=", from, " to=", to, " num_blocks=", layout_.num_blocks);
-    for (int layer = 0; layer < layout_.num_layers; ++layer) {
-      const size_t target = layout_.BlockOffset(layer, to),
-                   source = layout_.BlockOffset(layer, from);
-      if (is_mirrored())
-        std::memcpy(pool_.data() + target, pool_.data() + source, layout_.block_bytes());
-      ReportCopy(backend_->CopyInPool(computed_pool() + target, computed_pool() + source,
-                                      layout_.block_bytes()));
-    }
+    const size_t from_distance = static_cast<size_t>(from) * layout_.rank_block_bytes();
+    const size_t to_distance = static_cast<size_t>(to) * layout_.rank_block_bytes();
+    ForEachPart(layout_, 0, [&](size_t base, size_t bytes) {
+      const size_t target = base + to_distance, source = base + from_distance;
+      if (is_mirrored()) std::memcpy(pool_.data() + target, pool_.data() + source, bytes);
+      ReportCopy(backend().CopyInPool(computed_pool() + target, computed_pool() + source, bytes));
+    });
   }
 
   void ReadBlock(kv::BlockId block, uint8_t* out) override {
-    if (backend_->pools_on_host()) return ModelRunner::ReadBlock(block, out);
+    if (backend().pools_on_host()) return ModelRunner::ReadBlock(block, out);
     BATON_CHECK(block >= 0 && block < layout_.num_blocks);
     const size_t bytes = layout_.block_bytes();
     for (int layer = 0; layer < layout_.num_layers; ++layer)
-      ReportCopy(backend_->CopyFromPool(
+      ReportCopy(backend().CopyFromPool(
           out + layer * bytes, computed_pool() + layout_.BlockOffset(layer, block), bytes));
   }
 
   void WriteBlock(kv::BlockId block, const uint8_t* in) override {
-    if (backend_->pools_on_host()) return ModelRunner::WriteBlock(block, in);
+    if (backend().pools_on_host()) return ModelRunner::WriteBlock(block, in);
     BATON_CHECK(block >= 0 && block < layout_.num_blocks);
     const size_t bytes = layout_.block_bytes();
     for (int layer = 0; layer < layout_.num_layers; ++layer)
-      ReportCopy(backend_->CopyToPool(computed_pool() + layout_.BlockOffset(layer, block),
+      ReportCopy(backend().CopyToPool(computed_pool() + layout_.BlockOffset(layer, block),
                                       in + layer * bytes, bytes));
   }
 
@@ -116,7 +123,7 @@ class Runner : public ModelRunner {
     for (int layer = 0; layer < layout_.num_layers; ++layer) {
       for (const kv::BlockId block : blocks) {
         const size_t offset = layout_.BlockOffset(layer, block);
-        BATON_RETURN_IF_ERROR(backend_->CopyToPool(device_pool_.data() + offset,
+        BATON_RETURN_IF_ERROR(backend().CopyToPool(device_pool_.data() + offset,
                                                    pool_.data() + offset, layout_.block_bytes()));
       }
     }
@@ -137,6 +144,7 @@ class Runner : public ModelRunner {
     layout_.num_layers = config().num_layers;
     layout_.num_kv_heads = config().num_kv_heads;
     layout_.head_dim = config().head_dim;
+    layout_.tp = options.tp;
     layout_.num_blocks = options.num_blocks;
     if (options.num_blocks == 0) {
       const int64_t bytes_per_block =
@@ -165,8 +173,14 @@ class Runner : public ModelRunner {
   absl::Status LoadModel(const ModelRunnerOptions& options) {
     BATON_ASSIGN_OR_RETURN(const ops::WeightDtype dtype,
                            model::ResolveWeightDtype(*checkpoint_, options.weight_dtype));
-    BATON_ASSIGN_OR_RETURN(backend_,
-                           ops::CreateBackend(options.backend, dtype, options.backend_options));
+    RanksOptions ranks;
+    ranks.tp = layout_.tp;
+    ranks.backend = options.backend;
+    ranks.weight_dtype = dtype;
+    ranks.backend_options = options.backend_options;
+    ranks.positions = max_model_len_;
+    ranks.max_step_tokens = options.max_step_tokens;
+    BATON_ASSIGN_OR_RETURN(ranks_, Ranks::Create(config(), ranks));
     BATON_LOG(Info, "model load", LogField("path", options.model_path),
               " arch=", model::NameOf(config().arch), " layers=", config().num_layers,
               " stored=", base::NameOf(checkpoint_->main_format()),
@@ -174,21 +188,16 @@ class Runner : public ModelRunner {
               LogField("device", device()));
     if (layout_.format == kv::KvFormat::kFp8 && kv_owner_ == nullptr)
       scales_ = model::MakeKvScales(*checkpoint_);
-    BATON_ASSIGN_OR_RETURN(model::Weights weights, model::LoadWeights(*checkpoint_, *backend_));
-    weight_bytes_ = weights.bytes();
-    BATON_ASSIGN_OR_RETURN(model_,
-                           model::Qwen3::Create(config(), std::move(weights), max_model_len_,
-                                                options.max_step_tokens, *backend_));
-    return absl::OkStatus();
+    return ranks_->Load(*checkpoint_);
   }
 
   absl::Status AllocatePool(const ModelRunnerOptions& options) {
     const size_t pool_bytes = layout_.pool_bytes();
-    if (options.shared_kv && !backend_->pools_on_host()) {
-      BATON_ASSIGN_OR_RETURN(device_pool_, backend_->NewPool(pool_bytes, false));
+    if (options.shared_kv && !backend().pools_on_host()) {
+      BATON_ASSIGN_OR_RETURN(device_pool_, backend().NewPool(pool_bytes, false));
       BATON_ASSIGN_OR_RETURN(pool_, base::Buffer::AllocateShared("baton-kv", pool_bytes));
     } else {
-      BATON_ASSIGN_OR_RETURN(pool_, backend_->NewPool(pool_bytes, options.shared_kv));
+      BATON_ASSIGN_OR_RETURN(pool_, backend().NewPool(pool_bytes, options.shared_kv));
     }
     return absl::OkStatus();
   }
@@ -198,10 +207,7 @@ class Runner : public ModelRunner {
     BATON_ASSIGN_OR_RETURN(logits_,
                            base::Buffer::Allocate(static_cast<size_t>(options.max_logit_rows) *
                                                   config().vocab * sizeof(float)));
-    for (int layer = 0; layer < layout_.num_layers; ++layer) {
-      layers_.push_back(
-          {&layout_, computed_pool() + layout_.BlockOffset(layer, 0), kv_scales(layer)});
-    }
+    ranks_->SetPool(layout_, computed_pool(), [this](int layer) { return kv_scales(layer); });
     StepLimits limits;
     limits.max_tokens = options.max_step_tokens;
     limits.max_logit_rows = options.max_logit_rows;
@@ -216,17 +222,19 @@ class Runner : public ModelRunner {
   // its owner, one on a device by nobody.
   void SampleSaturation(absl::Span<const StepSequence> sequences) {
     if (layout_.format != kv::KvFormat::kFp8) return;
-    if (kv_owner_ != nullptr || !backend_->pools_on_host()) return;
+    if (kv_owner_ != nullptr || !backend().pools_on_host()) return;
     const int layer = sampled_layer_;
     sampled_layer_ = (layer + 1) % layout_.num_layers;
     for (const StepSequence& part : sequences) {
       if (part.tokens.empty()) continue;
       const size_t position = part.start + part.tokens.size() - 1;
-      const uint8_t* block =
-          pool_.data() + layout_.BlockOffset(layer, part.block_table[position / kv::kBlockTokens]);
+      const kv::BlockId block = part.block_table[position / kv::kBlockTokens];
       for (int side = 0; side < 2; ++side) {
         for (int head = 0; head < layout_.num_kv_heads; ++head) {
-          const uint8_t* row = block + layout_.RowOffset(side, head, position % kv::kBlockTokens);
+          const int rank = head / layout_.rank_heads();
+          const uint8_t* row = pool_.data() + layout_.BlockOffset(layer, block, rank) +
+                               layout_.RowOffset(side, head % layout_.rank_heads(),
+                                                 position % kv::kBlockTokens);
           saturated_[side] += std::count_if(row, row + layout_.head_dim, [](uint8_t code) {
             return (code & 0x7f) == kLargestFp8;
           });
@@ -236,7 +244,7 @@ class Runner : public ModelRunner {
   }
 
   void LogReady(const ModelRunnerOptions& options) const {
-    BATON_LOG(Info, "model ready weight_bytes=", weight_bytes_,
+    BATON_LOG(Info, "model ready weight_bytes=", ranks_->weight_bytes(), " tp=", layout_.tp,
               " kv_dtype=", kv::KvFormatName(layout_.format), " requested=", options.kv_dtype,
               " kv_blocks=", layout_.num_blocks,
               " kv_tokens=", int64_t{layout_.num_blocks} * kv::kBlockTokens,
@@ -260,26 +268,24 @@ class Runner : public ModelRunner {
       if (slot < 0 || block == last) continue;
       last = block;
       const size_t offset = layout_.BlockOffset(layer, block);
-      BATON_RETURN_IF_ERROR(backend_->CopyFromPool(
+      BATON_RETURN_IF_ERROR(backend().CopyFromPool(
           pool_.data() + offset, device_pool_.data() + offset, layout_.block_bytes()));
     }
     return absl::OkStatus();
   }
 
+  ops::Backend& backend() const { return ranks_->backend(); }
   float* logits_data() { return reinterpret_cast<float*>(logits_.data()); }
 
   std::unique_ptr<model::Checkpoint> checkpoint_;
   int max_model_len_ = 0;
   kv::KvLayout layout_;
-  std::unique_ptr<ops::Backend> backend_;
   model::KvScaleTable scales_;
-  size_t weight_bytes_ = 0;
   ModelRunner* kv_owner_ = nullptr;  // has pool and scales; null: this one has
-  std::unique_ptr<model::Qwen3> model_;
+  std::unique_ptr<Ranks> ranks_;
   base::Buffer pool_;
   base::Buffer device_pool_;  // only where kv_pool() is a mirror
   base::Buffer logits_;
-  std::vector<ops::KvCacheView> layers_;
   std::unique_ptr<StepInputs> inputs_;
   int sampled_layer_ = 0;
   std::array<uint64_t, 2> saturated_ = {0, 0};
@@ -289,16 +295,20 @@ class Runner : public ModelRunner {
 
 void ModelRunner::ReadBlock(kv::BlockId block, uint8_t* out) {
   BATON_CHECK(block >= 0 && block < layout().num_blocks);
-  const size_t bytes = layout().block_bytes();
-  for (int layer = 0; layer < layout().num_layers; ++layer)
-    std::memcpy(out + layer * bytes, kv_pool().data() + layout().BlockOffset(layer, block), bytes);
+  ForEachPart(layout(), block,
+              [&](size_t offset, size_t bytes) {
+                std::memcpy(out, kv_pool().data() + offset, bytes);
+                out += bytes;
+              });
 }
 
 void ModelRunner::WriteBlock(kv::BlockId block, const uint8_t* in) {
   BATON_CHECK(block >= 0 && block < layout().num_blocks);
-  const size_t bytes = layout().block_bytes();
-  for (int layer = 0; layer < layout().num_layers; ++layer)
-    std::memcpy(kv_pool().data() + layout().BlockOffset(layer, block), in + layer * bytes, bytes);
+  ForEachPart(layout(), block,
+              [&](size_t offset, size_t bytes) {
+                std::memcpy(kv_pool().data() + offset, in, bytes);
+                in += bytes;
+              });
 }
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(

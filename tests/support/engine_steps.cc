@@ -88,10 +88,8 @@ void StepDriver::Release(TestSequence* sequence) {
 void StepDriver::Poison(kv::BlockId block) {
   // 0xff is NaN in e4m3, bf16 and f32 alike.
   const kv::KvLayout& layout = runner_.layout();
-  for (int layer = 0; layer < layout.num_layers; ++layer) {
-    std::memset(runner_.kv_pool().data() + layout.BlockOffset(layer, block), 0xff,
-                layout.block_bytes());
-  }
+  const std::vector<uint8_t> poison(layout.block_bytes() * layout.num_layers, 0xff);
+  runner_.WriteBlock(block, poison.data());
 }
 
 uint32_t ArgMax(absl::Span<const float> logits) {

@@ -22,7 +22,7 @@ inline worker::v1::LayoutFingerprint TestFingerprint(const kv::KvLayout& layout)
   print.set_num_layers(static_cast<uint32_t>(layout.num_layers));
   print.set_num_kv_heads(static_cast<uint32_t>(layout.num_kv_heads));
   print.set_head_dim(static_cast<uint32_t>(layout.head_dim));
-  print.set_tp(1);
+  print.set_tp(static_cast<uint32_t>(layout.tp));
   return print;
 }
 

@@ -15,7 +15,7 @@ ROOMS = {
     "engine/text": ["engine/base"],
     "engine/kv": ["engine/base"],
     "engine/parallel": ["engine/base"],
-    "engine/ops": ["engine/base", "engine/kv"],
+    "engine/ops": ["engine/base", "engine/kv", "engine/parallel"],
     "engine/model": ["engine/base", "engine/kv", "engine/parallel", "engine/ops"],
     "engine/runtime": ["engine/base", "engine/text", "engine/kv", "engine/parallel", "engine/model", "engine/ops"],
     "engine/process": ["engine/base", "proto"],

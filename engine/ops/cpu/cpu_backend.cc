@@ -65,7 +65,13 @@ class CpuBackend : public Backend {
                                                             int width) override {
     BATON_RETURN_IF_ERROR(CheckAtMost("activation", "max_tokens", max_tokens, int64_t{1} << 24));
     BATON_RETURN_IF_ERROR(CheckAtMost("activation", "width", width, int64_t{1} << 24));
+    if (group_ != nullptr) BATON_RETURN_IF_ERROR(ReserveExchange(kind, max_tokens, width));
     return CpuActivation::Create(kind, dtype_, kernels_, max_tokens, width);
+  }
+
+  absl::Status JoinGroup(parallel::TpGroup* group) override {
+    group_ = group;
+    return absl::OkStatus();
   }
 
   absl::Status Embed(const Matrix& table,
@@ -146,8 +152,7 @@ class CpuBackend : public Backend {
     const ScopedFlushDenormals flush;
     RunAttention(args, {.qkv = qkv.rows(), .stride = qkv.stride(), .out = out.input()}, kernels_,
                  &pool_, [this](int thread) { return ScratchOf(thread); });
-    Quantize(out.input(), args.num_tokens);
-    return absl::OkStatus();
+    return QuantizeShare(out.input(), args.num_tokens);
   }
 
   absl::Status ProjectAdd(const Activation& x,
@@ -159,10 +164,11 @@ class CpuBackend : public Backend {
     BATON_RETURN_IF_ERROR(CheckEqual("project add", "K", weight.cols(), Const(x).width()));
     BATON_RETURN_IF_ERROR(CheckEqual("project add", "E", weight.rows(), out.width()));
     BATON_RETURN_IF_ERROR(CheckPacking("project add", weight, false));
+    const ScopedFlushDenormals flush;
+    if (group_ != nullptr) return AddOverRanks(Const(x), num_tokens, Packed(weight), out);
     GemmArgs args = Args(Const(x), num_tokens, Packed(weight), Epilogue::kAdd);
     args.out = out.rows();
     args.out_stride = out.stride();
-    const ScopedFlushDenormals flush;
     RunGemm(args, Packed(weight).num_panels());
     return absl::OkStatus();
   }
@@ -180,8 +186,7 @@ class CpuBackend : public Backend {
     args.input_out = y.input();
     const ScopedFlushDenormals flush;
     RunGemm(args, Packed(weight).num_panels());
-    Quantize(y.input(), num_tokens);
-    return absl::OkStatus();
+    return QuantizeShare(y.input(), num_tokens);
   }
 
   absl::Status Logits(const Activation& residual,
@@ -203,11 +208,19 @@ class CpuBackend : public Backend {
     GemmArgs args = Args(*logit_input_, num_rows, Packed(head), Epilogue::kStore);
     args.out = logits;
     args.out_stride = head.rows();
-    RunGemm(args, Packed(head).num_panels());
+    const int panels = Packed(head).num_panels();
+    if (group_ == nullptr) {
+      RunGemm(args, panels);
+    } else {
+      const int rank = group_->rank(), size = group_->size();
+      RunGemm(args, panels * (rank + 1) / size, panels * rank / size);
+    }
     return absl::OkStatus();
   }
 
-  absl::Status Synchronize() override { return absl::OkStatus(); }
+  absl::Status Synchronize() override {
+    return group_ != nullptr ? group_->Barrier() : absl::OkStatus();
+  }
 
   absl::StatusOr<std::vector<float>> Read(const Activation& activation,
                                           int num_tokens,
@@ -287,12 +300,13 @@ class CpuBackend : public Backend {
   }
   int TokenGrain(int num_tokens) const { return std::max(4, Grain(num_tokens, 4)); }
 
-  void RunGemm(const GemmArgs& args, int num_panels) {
+  void RunGemm(const GemmArgs& args, int end_panel, int first_panel = 0) {
+    const int num_panels = end_panel - first_panel;
     if (args.num_tokens == 0) return;
     const int64_t work = int64_t{args.num_tokens} * args.w.cols * num_panels * kPanelRows;
     const int grain = work < kParallelWork ? num_panels : Grain(num_panels, 8);
     pool_.ParallelFor(num_panels, grain, [&](int begin, int end, int thread) {
-      kernels_.gemm(args, begin, end, ScratchOf(thread));
+      kernels_.gemm(args, first_panel + begin, first_panel + end, ScratchOf(thread));
     });
   }
 
@@ -313,10 +327,57 @@ class CpuBackend : public Backend {
                       [&](int begin, int end, int) { kernels_.rms_norm(args, begin, end); });
   }
 
-  void Quantize(const Input& input, int num_tokens) {
-    if (!IsInt8(input)) return;
-    pool_.ParallelFor(num_tokens, TokenGrain(num_tokens),
-                      [&](int begin, int end, int) { kernels_.quantize(input, begin, end); });
+  // What the ranks show each other of activations of `max_tokens`.
+  absl::Status ReserveExchange(ActivationKind kind, int max_tokens, int width) {
+    if (kind == ActivationKind::kResidual) {
+      BATON_ASSIGN_OR_RETURN(part_, CpuActivation::Create(kind, dtype_, kernels_, max_tokens, width));
+      BATON_ASSIGN_OR_RETURN(sum_, CpuActivation::Create(kind, dtype_, kernels_, max_tokens, width));
+    }
+    const size_t tokens = std::max<size_t>(largest_.size(), max_tokens);
+    largest_.resize(tokens);
+    all_largest_.resize(tokens * group_->size());
+    return absl::OkStatus();
+  }
+
+  // residual += the ranks' shares of x * W^T, rank 0's first.
+  absl::Status AddOverRanks(const CpuActivation& x,
+                            int num_tokens,
+                            const CpuMatrix& weight,
+                            const CpuActivation& residual) {
+    BATON_RETURN_IF_ERROR(CheckAtMost("project add", "T", num_tokens, part_->max_tokens()));
+    BATON_RETURN_IF_ERROR(CheckEqual("project add", "E", residual.width(), part_->width()));
+    GemmArgs args = Args(x, num_tokens, weight, Epilogue::kStore);
+    args.out = part_->rows();
+    args.out_stride = part_->stride();
+    RunGemm(args, weight.num_panels());
+    const size_t count = num_tokens * part_->stride();
+    BATON_RETURN_IF_ERROR(group_->AllReduceSum(part_->rows(), sum_->rows(), count));
+    float* out = residual.rows();
+    const float* sum = sum_->rows();
+    for (size_t i = 0; i < count; ++i) out[i] = out[i] + sum[i];
+    return absl::OkStatus();
+  }
+
+  // Rows that are this rank's shares of wider ones get the scales of those.
+  absl::Status QuantizeShare(const Input& input, int num_tokens) {
+    if (!IsInt8(input)) return absl::OkStatus();
+    const uint32_t* largest = nullptr;
+    if (group_ != nullptr) {
+      pool_.ParallelFor(num_tokens, TokenGrain(num_tokens), [&](int begin, int end, int) {
+        kernels_.largest(input, begin, end, largest_.data());
+      });
+      BATON_RETURN_IF_ERROR(group_->AllGather(largest_.data(), all_largest_.data(), num_tokens));
+      for (int t = 0; t < num_tokens; ++t) {
+        largest_[t] = all_largest_[t];
+        for (int rank = 1; rank < group_->size(); ++rank)
+          largest_[t] = std::max(largest_[t], all_largest_[rank * num_tokens + t]);
+      }
+      largest = largest_.data();
+    }
+    pool_.ParallelFor(num_tokens, TokenGrain(num_tokens), [&](int begin, int end, int) {
+      kernels_.quantize(input, largest, begin, end);
+    });
+    return absl::OkStatus();
   }
 
   const WeightDtype dtype_;
@@ -324,6 +385,10 @@ class CpuBackend : public Backend {
   ThreadPool pool_;
   std::vector<ThreadScratch> scratch_;
   std::unique_ptr<CpuActivation> logit_input_;
+
+  parallel::TpGroup* group_ = nullptr;  // null: one rank
+  std::unique_ptr<CpuActivation> part_, sum_;  // of ProjectAdd, this rank's and all ranks'
+  std::vector<uint32_t> largest_, all_largest_;  // by token; by rank and token
 };
 
 }  // namespace

@@ -83,7 +83,7 @@ uint8_t* CpuMatrix::TileOf(const Place& place, int step) const {
 }
 
 void CpuMatrix::PackPanel(const MatrixSource& source, int panel) {
-  std::vector<float> values(source.cols);
+  std::vector<float> values(source.source_cols());
   for (int i = 0; i < kPanelRows; ++i) {
     const Place place = {panel, i / kTileRows, i % kTileRows};
     const int row = RowAt(panel, place.tile, place.lane);
@@ -101,20 +101,22 @@ void CpuMatrix::PackRow(const MatrixSource& source,
   }
   source.read_row(row, values->data());
   const int cols = source.cols;
+  const float* slice = values->data() + source.first_col;
   if (weights_.dtype == Dtype::kF32) {
     for (int k = 0; k < cols; ++k) {
-      std::memcpy(TileOf(place, k / 16) + 64 * (k % 16) + 4 * place.lane, values->data() + k, 4);
+      std::memcpy(TileOf(place, k / 16) + 64 * (k % 16) + 4 * place.lane, slice + k, 4);
     }
   } else if (weights_.dtype == Dtype::kBf16) {
     for (int k = 0; k < cols; ++k) {
-      const uint16_t bits = base::Bf16FromFloat((*values)[k]);
+      const uint16_t bits = base::Bf16FromFloat(slice[k]);
       std::memcpy(TileOf(place, k / 32) + 64 * (k % 32 / 2) + 4 * place.lane + 2 * (k % 2), &bits,
                   2);
     }
   } else {
     std::vector<int8_t> codes(cols);
+    const uint32_t largest = LargestMagnitudeBits(values->data(), source.source_cols());
     row_scales_[place.panel * kPanelRows + place.tile * kTileRows + place.lane] =
-        QuantizeRowInt8(values->data(), cols, codes.data());
+        QuantizeRowInt8(slice, cols, largest, codes.data());
     for (int k = 0; k < cols; ++k) {
       TileOf(place, k / 64)[64 * (k % 64 / 4) + 4 * place.lane + k % 4] =
           static_cast<uint8_t>(codes[k]);
@@ -126,7 +128,8 @@ void CpuMatrix::PackRowQ4(const MatrixSource& source,
                           int row,
                           const Place& place,
                           std::vector<float>* values) {
-  const int cols = source.cols, groups = cols / kQ4Group;
+  const int cols = source.source_cols(), groups = cols / kQ4Group;
+  const int first = source.first_col / kQ4Group, end = first + source.cols / kQ4Group;
   std::vector<uint8_t> codes(cols);
   std::vector<float> scales(groups), minimums(groups);
   if (!source.read_row_q4 ||
@@ -134,8 +137,8 @@ void CpuMatrix::PackRowQ4(const MatrixSource& source,
     source.read_row(row, values->data());
     QuantizeRowQ4(values->data(), cols, codes.data(), scales.data(), minimums.data());
   }
-  for (int group = 0; group < groups; ++group) {
-    uint8_t* tile = TileOf(place, group);
+  for (int group = first; group < end; ++group) {
+    uint8_t* tile = TileOf(place, group - first);
     const float scale = PlainNan(scales[group]), minimum = PlainNan(minimums[group]);
     if (!(16 * std::fabs(scale) + std::fabs(minimum) < 0x1p110f)) q4_wide_.store(true);
     for (int pair = 0; pair < 16; ++pair) {

@@ -92,12 +92,22 @@ template <typename V>
   return result;
 }
 
+// The largest magnitude of each token's row.
+template <typename V>
+void LargestOfInput(const Input& input, int begin, int end, uint32_t* out) {
+  for (int t = begin; t < end; ++t) {
+    out[t] = LargestMagnitude<V>(input.rows + static_cast<size_t>(t) * input.stride, input.width);
+  }
+}
+
 // Rows of f32 -> codes and scales, for tokens [begin, end).
 template <typename V>
-void QuantizeInput(const Input& input, int begin, int end) {
+void QuantizeInput(const Input& input, const uint32_t* largest, int begin, int end) {
   for (int t = begin; t < end; ++t) {
     const float* x = input.rows + static_cast<size_t>(t) * input.stride;
-    const DynamicScale scale = ScaleFor(LargestMagnitude<V>(x, input.width), kInt8Max);
+    const uint32_t magnitude =
+        largest != nullptr ? largest[t] : LargestMagnitude<V>(x, input.width);
+    const DynamicScale scale = ScaleFor(magnitude, kInt8Max);
     input.scales[t] = scale.scale;
     for (int k = 0; k < input.width; k += 16) {
       // Values past the end are zeros of the padding, and so are their codes.

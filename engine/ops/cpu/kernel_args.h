@@ -136,9 +136,11 @@ struct Kernels {
   size_t attention_bytes;  // of Scratch::attention
   void (*gemm)(const GemmArgs& args, int panel_begin, int panel_end, const Scratch& scratch);
   void (*rms_norm)(const NormArgs& args, int begin, int end);
-  void (*quantize)(const Input& input,
-                   int begin,
-                   int end);  // int8 formats: rows -> codes and scales
+  // int8 formats, tokens [begin, end): rows -> codes and scales. `largest`: by token, the largest
+  // magnitude (bits) of the whole row that this one is a part of; null: it is whole.
+  void (*quantize)(const Input& input, const uint32_t* largest, int begin, int end);
+  // What a part of a row brings to that.
+  void (*largest)(const Input& input, int begin, int end, uint32_t* out);
   void (*rope_append)(const RopeArgs& args, int begin, int end);
   void (*attention)(const AttentionTask& task, const Scratch& scratch);
 };

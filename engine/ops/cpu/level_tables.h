@@ -22,6 +22,7 @@ constexpr Kernels VectorLevel(const char* name) {
       .gemm = &Gemm<V>::Panels,
       .rms_norm = &RmsNormRows<V>,
       .quantize = &QuantizeInput<V>,
+      .largest = &LargestOfInput<V>,
       .rope_append = &RopeAppend<V>::Tokens,
       .attention = &Attention<V, VectorDots<V>>::Run,
   };

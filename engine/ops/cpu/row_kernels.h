@@ -26,7 +26,7 @@ void RmsNormRows(const NormArgs& args, int begin, int end) {
     }
   }
   if (args.out.format == InputFormat::kRowsInt8 || args.out.format == InputFormat::kTilesInt8) {
-    QuantizeInput<V>(args.out, begin, end);
+    QuantizeInput<V>(args.out, nullptr, begin, end);
   }
 }
 

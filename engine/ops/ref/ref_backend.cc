@@ -1,5 +1,6 @@
 #include "engine/ops/ref/ref_backend.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -48,7 +49,7 @@ class RefBackend : public Backend {
     matrix->num_rows = source.rows;
     matrix->num_cols = source.cols;
     matrix->dtype = dtype_;
-    std::vector<float> row(source.cols);
+    std::vector<float> row(source.source_cols());
     for (int r = 0; r < source.rows; ++r) PackRow(source, r, &row, matrix.get());
     return std::unique_ptr<Matrix>(std::move(matrix));
   }
@@ -70,6 +71,11 @@ class RefBackend : public Backend {
       activation->scales.resize(max_tokens);
     }
     return std::unique_ptr<Activation>(std::move(activation));
+  }
+
+  absl::Status JoinGroup(parallel::TpGroup* group) override {
+    group_ = group;
+    return absl::OkStatus();
   }
 
   absl::Status Embed(const Matrix& table,
@@ -137,12 +143,12 @@ class RefBackend : public Backend {
   }
 
   absl::Status PagedAttention(const PagedAttentionArgs& args) override {
-    const RefActivation& out = Mutable(args.out);
+    RefActivation& out = Mutable(args.out);
     BATON_RETURN_IF_ERROR(
         CheckPagedAttention(args, out.max_tokens, Const(*args.qkv).width, out.width));
     const ScopedFlushDenormals flush;
     RefPagedAttention(args);
-    return absl::OkStatus();
+    return ShareScales(args.num_tokens, &out);
   }
 
   absl::Status ProjectAdd(const Activation& x,
@@ -156,6 +162,7 @@ class RefBackend : public Backend {
     BATON_RETURN_IF_ERROR(CheckEqual("project add", "K", w.num_cols, in.width));
     BATON_RETURN_IF_ERROR(CheckEqual("project add", "E", w.num_rows, out.width));
     const ScopedFlushDenormals flush;
+    if (group_ != nullptr) return AddOverRanks(in, num_tokens, w, &out);
     const int cut = SplitK(w.num_cols, dtype_);
     for (int t = 0; t < num_tokens; ++t) {
       for (int r = 0; r < w.num_rows; ++r) {
@@ -186,7 +193,7 @@ class RefBackend : public Backend {
       }
       y.FinishLinearInput(t);
     }
-    return absl::OkStatus();
+    return ShareScales(num_tokens, &y);
   }
 
   absl::Status Logits(const Activation& residual,
@@ -208,13 +215,15 @@ class RefBackend : public Backend {
     for (size_t r = 0; r < rows.size(); ++r) {
       NormRow(x.row(rows[r]), weight, eps, y.row(0));
       y.FinishLinearInput(0);
-      for (int v = 0; v < w.num_rows; ++v)
+      for (int v = ShareBegin(w.num_rows, 0); v < ShareBegin(w.num_rows, 1); ++v)
         logits[r * w.num_rows + v] = Dot(y, 0, w, v, 0, w.num_cols);
     }
     return absl::OkStatus();
   }
 
-  absl::Status Synchronize() override { return absl::OkStatus(); }
+  absl::Status Synchronize() override {
+    return group_ != nullptr ? group_->Barrier() : absl::OkStatus();
+  }
 
   absl::StatusOr<std::vector<float>> Read(const Activation& activation,
                                           int num_tokens,
@@ -241,6 +250,40 @@ class RefBackend : public Backend {
     return CheckAtMost(what, "T", num_tokens, out.max_tokens);
   }
 
+  // Of `count`, where this rank's share begins (next = 0) or the next one's.
+  int ShareBegin(int count, int next) const {
+    if (group_ == nullptr) return next * count;
+    return static_cast<int>(int64_t{count} * (group_->rank() + next) / group_->size());
+  }
+
+  // The rows of `out` are shares of wider ones, which have one scale.
+  absl::Status ShareScales(int num_tokens, RefActivation* out) {
+    if (group_ == nullptr || dtype_ != WeightDtype::kInt8) return absl::OkStatus();
+    std::vector<uint32_t> ours(num_tokens), all(ours.size() * group_->size());
+    for (int t = 0; t < num_tokens; ++t) ours[t] = out->LargestOf(t);
+    BATON_RETURN_IF_ERROR(group_->AllGather(ours.data(), all.data(), ours.size()));
+    for (int t = 0; t < num_tokens; ++t) {
+      uint32_t largest = 0;
+      for (size_t i = t; i < all.size(); i += ours.size()) largest = std::max(largest, all[i]);
+      out->FinishLinearInput(t, largest);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AddOverRanks(const RefActivation& in,
+                            int num_tokens,
+                            const RefMatrix& w,
+                            RefActivation* residual) {
+    std::vector<float> part(static_cast<size_t>(num_tokens) * w.num_rows), sum(part.size());
+    for (int t = 0; t < num_tokens; ++t) {
+      for (int r = 0; r < w.num_rows; ++r)
+        part[static_cast<size_t>(t) * w.num_rows + r] = Dot(in, t, w, r, 0, w.num_cols);
+    }
+    BATON_RETURN_IF_ERROR(group_->AllReduceSum(part.data(), sum.data(), part.size()));
+    for (size_t i = 0; i < sum.size(); ++i) residual->values[i] += sum[i];
+    return absl::OkStatus();
+  }
+
   void PackRow(const MatrixSource& source,
                int r,
                std::vector<float>* row,
@@ -250,15 +293,17 @@ class RefBackend : public Backend {
       return;
     }
     source.read_row(r, row->data());
+    const float* values = row->data() + source.first_col;
     if (dtype_ == WeightDtype::kF32) {
-      matrix->f32.insert(matrix->f32.end(), row->begin(), row->end());
+      matrix->f32.insert(matrix->f32.end(), values, values + source.cols);
     } else if (dtype_ == WeightDtype::kBf16) {
-      for (const float value : *row) matrix->bf16.push_back(base::Bf16FromFloat(value));
+      for (int k = 0; k < source.cols; ++k) matrix->bf16.push_back(base::Bf16FromFloat(values[k]));
     } else {
       const size_t offset = matrix->codes.size();
-      matrix->codes.resize(offset + row->size());
+      matrix->codes.resize(offset + source.cols);
+      const uint32_t largest = LargestMagnitudeBits(row->data(), source.source_cols());
       matrix->scales.push_back(
-          QuantizeRowInt8(row->data(), source.cols, matrix->codes.data() + offset));
+          QuantizeRowInt8(values, source.cols, largest, matrix->codes.data() + offset));
     }
   }
 
@@ -266,19 +311,21 @@ class RefBackend : public Backend {
                         int r,
                         std::vector<float>* row,
                         RefMatrix* matrix) {
-    std::vector<uint8_t> codes(source.cols);
-    std::vector<float> scales(source.cols / kQ4Group), minimums(source.cols / kQ4Group);
+    const int cols = source.source_cols();
+    std::vector<uint8_t> codes(cols);
+    std::vector<float> scales(cols / kQ4Group), minimums(cols / kQ4Group);
     if (!source.read_row_q4 ||
         !source.read_row_q4(r, codes.data(), scales.data(), minimums.data())) {
       source.read_row(r, row->data());
-      QuantizeRowQ4(row->data(), source.cols, codes.data(), scales.data(), minimums.data());
+      QuantizeRowQ4(row->data(), cols, codes.data(), scales.data(), minimums.data());
     }
-    for (int k = 0; k < source.cols; ++k) {
+    for (int k = source.first_col; k < source.first_col + source.cols; ++k) {
       matrix->bf16.push_back(Q4Value(codes[k], scales[k / kQ4Group], minimums[k / kQ4Group]));
     }
   }
 
   const WeightDtype dtype_;
+  parallel::TpGroup* group_ = nullptr;  // null: one rank
 };
 
 }  // namespace

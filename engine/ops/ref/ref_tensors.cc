@@ -27,6 +27,12 @@ void RefActivation::FinishLinearInput(int t) {
   }
 }
 
+void RefActivation::FinishLinearInput(int t, uint32_t largest) {
+  scales[t] = QuantizeRowInt8(row(t), width, largest, codes.data() + static_cast<size_t>(t) * width);
+}
+
+uint32_t RefActivation::LargestOf(int t) const { return LargestMagnitudeBits(row(t), width); }
+
 float DotF32(const float* a, const float* b, int n) {
   float sum = 0;
   for (int k = 0; k < n; ++k) sum = std::fma(a[k], b[k], sum);

@@ -37,8 +37,11 @@ class RefActivation : public Activation {
   const float* row(int t) const { return values.data() + static_cast<size_t>(t) * width; }
   const int8_t* codes_row(int t) const { return codes.data() + static_cast<size_t>(t) * width; }
 
-  // Turns row `t` of `values` into what the linear layers read.
+  // Turns row `t` of `values` into what the linear layers read. int8: with the scale of a row whose
+  // largest magnitude (bits) is `largest`, else with its own.
   void FinishLinearInput(int t);
+  void FinishLinearInput(int t, uint32_t largest);
+  uint32_t LargestOf(int t) const;
 
   ActivationKind kind = ActivationKind::kResidual;
   WeightDtype dtype = WeightDtype::kF32;

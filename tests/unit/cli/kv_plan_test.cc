@@ -57,6 +57,30 @@ TEST(KvPlanTest, PoolHoldsWholeBlocks) {
   EXPECT_EQ(PlanWorker(Qwen3_8B(), "bf16", {{"num_blocks", "7"}})->num_blocks, 7);
 }
 
+TEST(KvPlanTest, RanksShareTheCacheAndDoNotChangeItsSize) {
+  const auto one = PlanWorker(Qwen3_8B(), "bf16", {{"num_blocks", "7"}});
+  const auto two = PlanWorker(Qwen3_8B(), "bf16", {{"num_blocks", "7"}, {"tp", "2"}});
+  ASSERT_TRUE(two.ok()) << two.status();
+  EXPECT_EQ(one->tp, 1);
+  EXPECT_EQ(two->tp, 2);
+  EXPECT_EQ(two->pool_bytes, one->pool_bytes);
+}
+
+// What a worker would refuse at its start.
+TEST(CheckConfigTest, RanksThatCannotShareTheHeadsAreAnError) {
+  model::ModelConfig config = Qwen3_8B();
+  const auto errors = [&](const char* tp) {
+    return Errors(CheckWorker("prefill", config, "bf16", {{"num_blocks", "640"}, {"tp", tp}},
+                              kPlenty));
+  };
+  EXPECT_EQ(errors("1"), "");
+  EXPECT_EQ(errors("2"), "");
+  EXPECT_TRUE(absl::StrContains(errors("3"), "tp=3: want 1 or 2")) << errors("3");
+  EXPECT_TRUE(absl::StrContains(errors("0"), "--tp")) << errors("0");
+  config.num_kv_heads = 1;
+  EXPECT_TRUE(absl::StrContains(errors("2"), "num_kv_heads=1 is not divisible")) << errors("2");
+}
+
 TEST(CheckConfigTest, WhatHoldsGivesNothing) {
   EXPECT_TRUE(CheckWorker("decode", Qwen3_8B(), "bf16", {{"num_blocks", "640"}}, kPlenty).empty());
 }

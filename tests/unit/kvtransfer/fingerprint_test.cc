@@ -34,7 +34,7 @@ const std::vector<FieldCase>& Fields() {
       {"num_layers", [](auto* print) { print->set_num_layers(99); }},
       {"num_kv_heads", [](auto* print) { print->set_num_kv_heads(99); }},
       {"head_dim", [](auto* print) { print->set_head_dim(99); }},
-      {"tp", [](auto* print) { print->set_tp(2); }},
+      {"tp", [](auto* print) { print->set_tp(3); }},
   };
   return *fields;
 }
@@ -59,6 +59,35 @@ TEST(FingerprintTest, OneDifferentFieldIsRefusedByName) {
       EXPECT_THAT(std::string(status.message()), HasSubstr(std::string("field=") + field.field));
     }
   }
+}
+
+// Blocks are re-sharded on their way, so tp may be 1 or 2 on either side; all else must be equal
+// then too.
+TEST(FingerprintTest, TpMayDifferAndNothingElse) {
+  const LayoutFingerprint one = TestFingerprint(TestLayout(kv::KvFormat::kFp8, 8));
+  LayoutFingerprint two = one;
+  two.set_tp(2);
+  EXPECT_TRUE(CompareFingerprints(one, two).ok());
+  EXPECT_TRUE(CompareFingerprints(two, one).ok());
+  EXPECT_TRUE(CompareFingerprints(two, two).ok());
+  for (const FieldCase& field : Fields()) {
+    LayoutFingerprint other = two;
+    field.change(&other);
+    EXPECT_THAT(std::string(CompareFingerprints(one, other).message()),
+                HasSubstr(std::string("field=") + field.field));
+  }
+}
+
+TEST(FingerprintTest, TpMustDivideTheKvHeads) {
+  LayoutFingerprint ours = TestFingerprint(TestLayout(kv::KvFormat::kFp8, 8));
+  ours.set_num_kv_heads(3);
+  LayoutFingerprint peer = ours;
+  peer.set_tp(2);
+  EXPECT_EQ(CompareFingerprints(ours, peer),
+            absl::FailedPreconditionError(
+                "fingerprint: field=tp ours=1 peer=2 supported=1,2 num_kv_heads=3"));
+  peer.set_tp(0);
+  EXPECT_EQ(CompareFingerprints(ours, peer).code(), absl::StatusCode::kFailedPrecondition);
 }
 
 // Case 11.4, at the door of the decode worker and of the sender.
@@ -94,6 +123,10 @@ TEST(FingerprintTest, OwnPoolMustBeDescribed) {
   EXPECT_TRUE(CheckFingerprintOfPool(TestFingerprint(layout), layout).ok());
   kv::KvLayout other = layout;
   other.format = kv::KvFormat::kBf16;
+  EXPECT_EQ(CheckFingerprintOfPool(TestFingerprint(layout), other).code(),
+            absl::StatusCode::kInvalidArgument);
+  other = layout;
+  other.tp = 2;
   EXPECT_EQ(CheckFingerprintOfPool(TestFingerprint(layout), other).code(),
             absl::StatusCode::kInvalidArgument);
 }

@@ -69,6 +69,22 @@ TEST(FrameTest, EveryFrameComesBackAsSent) {
   }
 }
 
+// One rank is what a peer that knows no ranks reads and writes.
+TEST(FrameTest, WelcomeNamesRanksOnlyWhereThereAreSeveral) {
+  const auto body = [](uint32_t tp) {
+    return Encode(WelcomeFrame{1, 2, 3, 4, 5, tp}).substr(kFrameHeaderBytes);
+  };
+  EXPECT_EQ(body(1).size(), 5 * sizeof(uint32_t));
+  EXPECT_EQ(ParseWelcome({FrameType::kWelcome, body(1)})->tp, 1u);
+  EXPECT_EQ(ParseWelcome({FrameType::kWelcome, body(2)})->tp, 2u);
+  EXPECT_EQ(ParseWelcome({FrameType::kWelcome, body(3)}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ParseWelcome({FrameType::kWelcome, body(0)}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ParseWelcome({FrameType::kWelcome, body(2) + "x"}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST(FrameTest, CutOrLengthenedBodiesAreRefused) {
   UnitFrame unit;
   unit.bytes = 1;

@@ -89,13 +89,20 @@ class MemoryLink : public PeerLink {
   std::atomic<bool> closed_{false};
 };
 
-inline kv::KvLayout TestLayout(kv::KvFormat format, int num_blocks) {
+inline kv::KvLayout TestLayout(kv::KvFormat format, int num_blocks, int tp = 1) {
   return {.num_layers = 3,
           .num_kv_heads = 2,
           .head_dim = 16,
           .num_blocks = num_blocks,
-          .format = format};
+          .format = format,
+          .tp = tp};
 }
+
+// Ranks of the prefill and of the decode side.
+struct TestRanks {
+  int prefill = 1;
+  int decode = 1;
+};
 
 // The decode side: pool full of 0xee, events in a queue.
 class DecodeSide {
@@ -148,8 +155,10 @@ class HandoffPair {
  public:
   HandoffPair(const std::string& transport,
               kv::KvFormat format,
-              std::function<void(SenderOptions*)> change = nullptr)
-      : layout_(TestLayout(format, 24)), decode_(transport, TestLayout(format, 32)) {
+              std::function<void(SenderOptions*)> change = nullptr,
+              const TestRanks& ranks = {})
+      : layout_(TestLayout(format, 24, ranks.prefill)),
+        decode_(transport, TestLayout(format, 32, ranks.decode)) {
     pool_ = *base::Buffer::Allocate(layout_.pool_bytes());
     std::mt19937 random(1);
     for (size_t i = 0; i < pool_.size(); ++i) pool_.data()[i] = static_cast<uint8_t>(random());

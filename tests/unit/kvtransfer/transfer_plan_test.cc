@@ -1,5 +1,6 @@
 #include "kvtransfer/transfer_plan.h"
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -65,32 +66,96 @@ TEST(RangesOfTest, HeadSliceIsTwoRangesOfAFullBlock) {
   EXPECT_EQ(ranges[1], (ByteRange{layout.RowOffset(1, 2, 0), 2 * layout.head_bytes()}));
 }
 
-// A whole pool cut into two ranks' pools and put together again is the same bytes.
-TEST(RangesOfTest, ReshardingIsACopyAlongBothLists) {
-  for (KvFormat format : {KvFormat::kFp8, KvFormat::kFp8Dynamic, KvFormat::kF32}) {
-    const KvLayout whole = Layout(format, 4);
-    const KvLayout half = Layout(format, 2);
-    std::vector<uint8_t> source(whole.pool_bytes()), back(whole.pool_bytes(), 0);
-    std::mt19937 random(5);
-    for (uint8_t& byte : source) byte = static_cast<uint8_t>(random());
-    const HandoffShape shape{2 * 64, 0};
-    for (uint32_t rank = 0; rank < 2; ++rank) {
-      std::vector<uint8_t> shard(half.pool_bytes());
-      const UnitRect slice{0, 2, 0, 4, 2 * rank, 2 * rank + 2};
-      const auto in_whole = RangesOf(slice, shape, whole, {6, 1});
-      const auto in_half = RangesOf(slice, shape, half, {0, 7}, static_cast<int>(2 * rank));
-      ASSERT_EQ(Total(in_whole), Total(in_half));
-      CopyRanges(source.data(), in_whole, shard.data(), in_half);
-      CopyRanges(shard.data(), in_half, back.data(), in_whole);
-    }
-    for (int layer = 0; layer < 4; ++layer) {
-      for (kv::BlockId block : {6, 1}) {
-        const size_t offset = whole.BlockOffset(layer, block);
-        EXPECT_EQ(std::memcmp(source.data() + offset, back.data() + offset, whole.block_bytes()),
-                  0);
-      }
+// The byte of a pool at (layer, block, K|V, head of the model, row, index), and of a scale.
+size_t At(const KvLayout& layout, int layer, kv::BlockId block, int side, int head, int row) {
+  return layout.BlockOffset(layer, block, head / layout.rank_heads()) +
+         layout.RowOffset(side, head % layout.rank_heads(), row);
+}
+size_t ScaleAt(const KvLayout& layout, int layer, kv::BlockId block, int side, int head, int row) {
+  return layout.BlockOffset(layer, block, head / layout.rank_heads()) +
+         layout.ScaleOffset(side, head % layout.rank_heads(), row);
+}
+
+TEST(RangesOfTest, ARankHasItsHeadsInAPoolOfItsOwn) {
+  KvLayout layout = Layout(KvFormat::kFp8Dynamic, 4);
+  layout.tp = 2;
+  const KvLayout rank = layout.OfRank();
+  EXPECT_EQ(rank.num_kv_heads, 2);
+  EXPECT_EQ(2 * rank.pool_bytes(), layout.pool_bytes());
+  // A full block is one range in each.
+  const auto ranges = RangesOf({0, 1, 2, 3, 0, 4}, {64, 0}, layout, {5});
+  std::vector<ByteRange> payload, scales;
+  for (int side = 0; side < 2; ++side) {
+    for (int r = 0; r < 2; ++r) {
+      const size_t base = r * rank.pool_bytes() + rank.BlockOffset(2, 5);
+      payload.push_back({base + rank.RowOffset(side, 0, 0), 2 * rank.head_bytes()});
+      scales.push_back({base + rank.ScaleOffset(side, 0, 0), 2 * 64 * sizeof(float)});
     }
   }
+  payload.insert(payload.end(), scales.begin(), scales.end());
+  EXPECT_EQ(ranges, payload);
+  const auto slice = RangesOf({0, 1, 2, 3, 2, 4}, {64, 0}, layout, {5});
+  EXPECT_EQ(slice, (std::vector<ByteRange>{
+                       {rank.pool_bytes() + rank.BlockOffset(2, 5), rank.block_bytes()}}));
+}
+
+// From any number of ranks to any, over any number of heads, rows and formats: every value of the
+// model comes to where the other side looks for it, and nothing else is touched.
+TEST(RangesOfTest, ReshardingIsACopyAlongBothLists) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 200; ++round) {
+    const auto format = static_cast<KvFormat>(random() % 4);
+    const int heads = 2 * (1 + static_cast<int>(random() % 6));
+    KvLayout from = Layout(format, heads), to = Layout(format, heads, 11);
+    from.tp = 1 + static_cast<int>(random() % 2);
+    to.tp = 1 + static_cast<int>(random() % 2);
+    const int tokens = 65 + static_cast<int>(random() % 64);
+    const HandoffShape shape{tokens, 0};
+    const std::vector<kv::BlockId> ours = {6, 1}, theirs = {9, 10};
+    std::vector<uint8_t> source(from.pool_bytes()), target(to.pool_bytes(), 0xee);
+    for (uint8_t& byte : source) byte = static_cast<uint8_t>(random() % 0xee);  // 0xee: untouched
+    const UnitRect all{0, 2, 0, 4, 0, static_cast<uint32_t>(heads)};
+    Coverage coverage(shape, 4, heads);
+    for (const UnitRect& slice : SplitByRanks(all, from, to)) {
+      ASSERT_TRUE(coverage.Add(slice).ok());
+      for (const KvLayout& side : {from, to}) {  // of one rank here and one there
+        const auto rank_heads = static_cast<uint32_t>(side.rank_heads());
+        ASSERT_EQ(slice.head_begin / rank_heads, (slice.head_end - 1) / rank_heads);
+      }
+      const auto in_from = RangesOf(slice, shape, from, ours);
+      const auto in_to = RangesOf(slice, shape, to, theirs);
+      ASSERT_EQ(Total(in_from), Total(in_to));
+      ASSERT_EQ(Total(in_from), BytesOf(slice, shape, from));
+      CopyRanges(source.data(), in_from, target.data(), in_to);
+    }
+    ASSERT_TRUE(coverage.complete());
+    size_t moved = 0;
+    for (int i = 0; i < 4 * 2 * 2 * heads * 64; ++i) {
+      const int row = i % 64, head = i / 64 % heads, side = i / 64 / heads % 2;
+      const int block = i / 64 / heads / 2 % 2, layer = i / 64 / heads / 4;
+      if (row >= shape.ValidRows(block)) continue;
+      ASSERT_EQ(std::memcmp(source.data() + At(from, layer, ours[block], side, head, row),
+                            target.data() + At(to, layer, theirs[block], side, head, row),
+                            from.row_bytes()),
+                0);
+      moved += from.row_bytes();
+      if (from.scale_bytes() == 0) continue;
+      ASSERT_EQ(std::memcmp(source.data() + ScaleAt(from, layer, ours[block], side, head, row),
+                            target.data() + ScaleAt(to, layer, theirs[block], side, head, row),
+                            sizeof(float)),
+                0);
+      moved += sizeof(float);
+    }
+    const auto untouched =
+        static_cast<size_t>(std::count(target.begin(), target.end(), uint8_t{0xee}));
+    ASSERT_EQ(untouched + moved, target.size());
+  }
+}
+
+TEST(SplitByRanksTest, OneRankOnBothSidesIsNotCut) {
+  const KvLayout layout = Layout(KvFormat::kFp8, 4);
+  const UnitRect rect{1, 3, 0, 4, 0, 4};
+  EXPECT_EQ(SplitByRanks(rect, layout, layout), (std::vector<UnitRect>{rect}));
 }
 
 // Any cut of any hand-over covers it once, with the bytes that BytesOf says.

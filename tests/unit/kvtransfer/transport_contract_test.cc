@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 #include <tuple>
@@ -53,10 +54,11 @@ INSTANTIATE_TEST_SUITE_P(All,
                                std::string(kv::KvFormatName(std::get<1>(info.param))));
                          });
 
-// Lengths around the block edges; only valid rows travel, only into the reserved blocks.
-TEST_P(FormatContractTest, EveryPromptLengthLandsExactly) {
-  HandoffPair pair(std::get<0>(GetParam()), std::get<1>(GetParam()),
-                   [](auto* options) { options->checksums = true; });
+void ExpectEveryLengthLands(const std::string& transport,
+                            kv::KvFormat format,
+                            const TestRanks& ranks) {
+  HandoffPair pair(
+      transport, format, [](auto* options) { options->checksums = true; }, ranks);
   for (const int prompt_tokens : {1, 2, 63, 64, 65, 128, 300}) {
     SCOPED_TRACE(prompt_tokens);
     std::memset(pair.decode().pool().data(), 0xee, pair.decode().pool().size());
@@ -76,12 +78,25 @@ TEST_P(FormatContractTest, EveryPromptLengthLandsExactly) {
     EXPECT_EQ(event.reservation_id, handoff.reservation_id());
     ASSERT_EQ(event.first_tokens.size(), 1u);
     EXPECT_EQ(event.first_tokens[0].id(), 42u);
-    EXPECT_EQ(event.transport, std::get<0>(GetParam()));
+    EXPECT_EQ(event.transport, transport);
     const TransferResult result = pair.NextResult();
     EXPECT_TRUE(result.status.ok()) << result.status;
     EXPECT_EQ(result.bytes, event.bytes);
-    EXPECT_EQ(result.units_sent, 3u);
+    // A layer is a unit, or two: one for each rank that sends or receives.
+    EXPECT_EQ(result.units_sent, 3u * std::max(ranks.prefill, ranks.decode));
     pair.ExpectLanded(prompt_tokens, 0, ours, peers);
+  }
+}
+
+// Lengths around the block edges; only valid rows travel, only into the reserved blocks.
+TEST_P(FormatContractTest, EveryPromptLengthLandsExactly) {
+  ExpectEveryLengthLands(std::get<0>(GetParam()), std::get<1>(GetParam()), {});
+}
+
+TEST_P(FormatContractTest, EveryPromptLengthLandsExactlyWhateverTheRanks) {
+  for (const TestRanks& ranks : {TestRanks{1, 2}, TestRanks{2, 1}, TestRanks{2, 2}}) {
+    SCOPED_TRACE(absl::StrCat("tp ", ranks.prefill, " -> ", ranks.decode));
+    ExpectEveryLengthLands(std::get<0>(GetParam()), std::get<1>(GetParam()), ranks);
   }
 }
 

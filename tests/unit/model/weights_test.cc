@@ -25,6 +25,7 @@ class PlainMatrix : public ops::Matrix {
 
   int source_rows = 0;
   int source_cols = 0;
+  int first_col = 0;
   bool interleaved = false;
   bool has_q4 = false;
   std::vector<float> values;
@@ -42,12 +43,14 @@ class PackOnlyBackend : public ops::Backend {
     matrix->source_rows = source.rows;
     matrix->source_cols = source.cols;
     matrix->interleaved = interleave_half;
-    matrix->values.resize(static_cast<size_t>(source.rows) * source.cols);
+    matrix->first_col = source.first_col;
+    const size_t cols = source.source_cols();
+    matrix->values.resize(source.rows * cols);
     for (int row = 0; row < source.rows; ++row) {
-      source.read_row(row, matrix->values.data() + static_cast<size_t>(row) * source.cols);
+      source.read_row(row, matrix->values.data() + row * cols);
     }
-    std::vector<uint8_t> codes(source.cols);
-    std::vector<float> scales(source.cols), mins(source.cols);
+    std::vector<uint8_t> codes(cols);
+    std::vector<float> scales(cols), mins(cols);
     matrix->has_q4 = source.read_row_q4(0, codes.data(), scales.data(), mins.data());
     if (source.rows == fail_rows) return absl::InvalidArgumentError("no");
     return std::unique_ptr<ops::Matrix>(std::move(matrix));
@@ -115,6 +118,17 @@ std::unique_ptr<Checkpoint> Open(const TempDir& dir, const std::string& file = "
   return checkpoint.ok() ? *std::move(checkpoint) : nullptr;
 }
 
+ShardPlan Shard(const Checkpoint& checkpoint, int tp, int rank) {
+  absl::StatusOr<ShardPlan> plan =
+      ShardPlan::Make(checkpoint.config(), ops::WeightDtype::kF32, tp, rank);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return *plan;
+}
+
+absl::StatusOr<Weights> LoadAll(const Checkpoint& checkpoint, ops::Backend& backend) {
+  return LoadWeights(checkpoint, Shard(checkpoint, 1, 0), backend);
+}
+
 std::vector<float> RowOf(const Checkpoint& checkpoint, TensorRole role, int layer, int row) {
   std::vector<float> values(checkpoint.shape(role, layer).cols);
   checkpoint.ReadRow(role, layer, row, values.data());
@@ -122,8 +136,42 @@ std::vector<float> RowOf(const Checkpoint& checkpoint, TensorRole role, int laye
 }
 
 std::vector<float> RowOf(const PlainMatrix& matrix, int row) {
-  return {matrix.values.begin() + row * matrix.cols(),
-          matrix.values.begin() + (row + 1) * matrix.cols()};
+  const size_t cols = matrix.values.size() / matrix.rows();
+  return {matrix.values.begin() + row * cols, matrix.values.begin() + (row + 1) * cols};
+}
+
+// Rank 1 of 2: its heads' rows of q, k, v and their biases, its rows of gate and up; of o and down
+// whole rows, with the columns that are its own.
+TEST(LoadWeightsTest, ARankReadsItsShare) {
+  TempDir dir;
+  TinyCheckpoint model;
+  model.architecture = "Qwen2ForCausalLM";
+  model.WriteTo(dir);
+  const std::unique_ptr<Checkpoint> checkpoint = Open(dir);
+  PackOnlyBackend backend;
+  absl::StatusOr<Weights> weights = LoadWeights(*checkpoint, Shard(*checkpoint, 2, 1), backend);
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_EQ(weights->embed, nullptr) << "rank 0's";
+  const LayerWeights& layer = weights->layers[1];
+  const PlainMatrix& qkv = Plain(*layer.qkv);
+  ASSERT_EQ(qkv.rows(), (2 + 1 + 1) * 16);
+  EXPECT_EQ(RowOf(qkv, 0), RowOf(*checkpoint, TensorRole::kQ, 1, 2 * 16));
+  EXPECT_EQ(RowOf(qkv, 2 * 16), RowOf(*checkpoint, TensorRole::kK, 1, 16));
+  EXPECT_EQ(RowOf(qkv, 3 * 16 + 5), RowOf(*checkpoint, TensorRole::kV, 1, 16 + 5));
+  ASSERT_EQ(layer.qkv_bias.size(), 64u);
+  EXPECT_EQ(layer.qkv_bias[0], RowOf(*checkpoint, TensorRole::kQBias, 1, 0)[2 * 16]);
+  EXPECT_EQ(layer.qkv_bias[63], RowOf(*checkpoint, TensorRole::kVBias, 1, 0)[31]);
+  const PlainMatrix& gate_up = Plain(*layer.gate_up);
+  ASSERT_EQ(gate_up.rows(), 64);
+  EXPECT_EQ(RowOf(gate_up, 1), RowOf(*checkpoint, TensorRole::kGate, 1, 33));
+  EXPECT_EQ(RowOf(gate_up, 32 + 1), RowOf(*checkpoint, TensorRole::kUp, 1, 33));
+  for (const auto& [matrix, role] :
+       {std::pair(layer.o.get(), TensorRole::kO), std::pair(layer.down.get(), TensorRole::kDown)}) {
+    const PlainMatrix& part = Plain(*matrix);
+    EXPECT_EQ(part.cols(), 32);
+    EXPECT_EQ(part.first_col, 32);
+    EXPECT_EQ(RowOf(part, 3), RowOf(*checkpoint, role, 1, 3)) << "the whole row is read";
+  }
 }
 
 TEST(LoadWeightsTest, FusesQkvAndGateUpInOrder) {
@@ -133,7 +181,7 @@ TEST(LoadWeightsTest, FusesQkvAndGateUpInOrder) {
   model.WriteTo(dir);
   const std::unique_ptr<Checkpoint> checkpoint = Open(dir);
   PackOnlyBackend backend;
-  absl::StatusOr<Weights> weights = LoadWeights(*checkpoint, backend);
+  absl::StatusOr<Weights> weights = LoadAll(*checkpoint, backend);
   ASSERT_TRUE(weights.ok()) << weights.status();
   ASSERT_EQ(weights->layers.size(), 2u);
   for (int layer = 0; layer < 2; ++layer) {
@@ -166,7 +214,7 @@ TEST(LoadWeightsTest, TiedHeadIsTheEmbeddingAndPackedOnce) {
     TinyCheckpoint model;
     model.tied = tied;
     model.WriteTo(dir);
-    absl::StatusOr<Weights> weights = LoadWeights(*Open(dir), backend);
+    absl::StatusOr<Weights> weights = LoadAll(*Open(dir), backend);
     ASSERT_TRUE(weights.ok()) << weights.status();
     EXPECT_EQ(weights->head == nullptr, tied);
     EXPECT_EQ(&weights->head_matrix() == weights->embed.get(), tied);
@@ -179,7 +227,7 @@ TEST(LoadWeightsTest, FailureNamesFileAndTensor) {
   TinyCheckpoint().WriteTo(dir);
   PackOnlyBackend backend;
   backend.fail_rows = 128;  // q, k, v of layer 0
-  const absl::Status status = LoadWeights(*Open(dir), backend).status();
+  const absl::Status status = LoadAll(*Open(dir), backend).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find(dir.path()), std::string::npos) << status;
   EXPECT_NE(status.message().find("layer=0 tensor=q"), std::string::npos) << status;
@@ -250,7 +298,7 @@ TEST(LoadWeightsTest, FourBitRowsAreOfferedAsTheyAreStored) {
   for (const auto format : {base::WeightFormat::kQ4_K, base::WeightFormat::kQ8_0}) {
     TempDir dir;
     WriteGguf(dir, format);
-    absl::StatusOr<Weights> weights = LoadWeights(*Open(dir, "model.gguf"), backend);
+    absl::StatusOr<Weights> weights = LoadAll(*Open(dir, "model.gguf"), backend);
     ASSERT_TRUE(weights.ok()) << weights.status();
     EXPECT_EQ(Plain(*weights->layers[0].qkv).has_q4, format == base::WeightFormat::kQ4_K);
   }

@@ -168,6 +168,9 @@ args:
   - --max-model-len={{ $v.model.maxModelLen | int }}
   - --chunk-tokens={{ .values.chunkTokens | int }}
   - --threads={{ .values.threads | int }}
+  {{- if gt (int .values.tp) 1 }}
+  - --tp={{ .values.tp | int }}
+  {{- end }}
   - --kv-transport={{ $v.kvTransport }}
   {{- if eq .role "decode" }}
   - --max-batch={{ .values.maxBatch | int }}

@@ -26,7 +26,7 @@ struct KvPlan {
   int64_t num_blocks = 0;
   int64_t pool_bytes = 0;
   int64_t pool_tokens = 0;
-  int tp = 1;  // ranks; each has an equal share of the cache
+  int tp = 1;                // ranks; each has an equal share of the cache
   int64_t weight_bytes = 0;  // about, in the dtype they compute in
   int max_model_len = 0;
 };

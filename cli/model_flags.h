@@ -14,4 +14,5 @@ ABSL_DECLARE_FLAG(absl::optional<std::string>, kv_dtype);
 ABSL_DECLARE_FLAG(absl::optional<std::string>, kv_cache_bytes);
 ABSL_DECLARE_FLAG(absl::optional<std::string>, num_blocks);
 ABSL_DECLARE_FLAG(absl::optional<std::string>, max_model_len);
+ABSL_DECLARE_FLAG(absl::optional<std::string>, tp);
 ABSL_DECLARE_FLAG(absl::optional<std::string>, kv_transport);

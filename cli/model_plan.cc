@@ -44,6 +44,7 @@ WorkerSettings SettingsFromFlags() {
   add("kv_cache_bytes", absl::GetFlag(FLAGS_kv_cache_bytes));
   add("num_blocks", absl::GetFlag(FLAGS_num_blocks));
   add("max_model_len", absl::GetFlag(FLAGS_max_model_len));
+  add("tp", absl::GetFlag(FLAGS_tp));
   add("kv_transport", absl::GetFlag(FLAGS_kv_transport));
   return settings;
 }

@@ -82,6 +82,7 @@ const std::vector<OptionalFlag>& WorkerFlags() {
       new std::vector<OptionalFlag>{{"device", &FLAGS_device},
                                     {"verify-weights", &FLAGS_verify_weights},
                                     {"weight-dtype", &FLAGS_weight_dtype},
+                                    {"tp", &FLAGS_tp},
                                     {"kv-dtype", &FLAGS_kv_dtype},
                                     {"kv-cache-bytes", &FLAGS_kv_cache_bytes},
                                     {"num-blocks", &FLAGS_num_blocks},

@@ -51,10 +51,11 @@ absl::Status CheckFingerprintOfPool(const worker::v1::LayoutFingerprint& fingerp
                      fingerprint.block_tokens() == static_cast<uint32_t>(kv::kBlockTokens) &&
                      fingerprint.kv_dtype() == std::string(kv::KvFormatName(layout.format));
   if (right) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "fingerprint does not describe the pool: layers=", layout.num_layers,
-      " kv_heads=", layout.num_kv_heads, " tp=", layout.tp, " head_dim=", layout.head_dim, " format=",
-      kv::KvFormatName(layout.format), " fingerprint={", fingerprint.ShortDebugString(), "}"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("fingerprint does not describe the pool: layers=", layout.num_layers,
+                   " kv_heads=", layout.num_kv_heads, " tp=", layout.tp,
+                   " head_dim=", layout.head_dim, " format=", kv::KvFormatName(layout.format),
+                   " fingerprint={", fingerprint.ShortDebugString(), "}"));
 }
 
 }  // namespace baton::kvtransfer

@@ -60,7 +60,7 @@ class ShmListener : public PutListener {
   absl::Status Welcome(int fd) override {
     const WelcomeFrame welcome{
         static_cast<uint32_t>(layout_.num_layers), static_cast<uint32_t>(layout_.num_kv_heads),
-        static_cast<uint32_t>(layout_.head_dim), static_cast<uint32_t>(layout_.num_blocks),
+        static_cast<uint32_t>(layout_.head_dim),   static_cast<uint32_t>(layout_.num_blocks),
         static_cast<uint32_t>(layout_.format),     static_cast<uint32_t>(layout_.tp)};
     return SendWithDescriptors(fd, Encode(welcome), {pool_.fd(), probe_area_.fd()});
   }

@@ -82,9 +82,9 @@ absl::Status CheckPack(const MatrixSource& source, WeightDtype dtype, bool inter
     return Invalid(what, absl::StrCat(shape, " first_col=", source.first_col,
                                       " whole_cols=", source.whole_cols));
   }
-  if (dtype == WeightDtype::kQ4 && (source.cols % kQ4Group != 0 ||
-                                    source.first_col % kQ4Group != 0 ||
-                                    source.source_cols() % kQ4Group != 0)) {
+  if (dtype == WeightDtype::kQ4 &&
+      (source.cols % kQ4Group != 0 || source.first_col % kQ4Group != 0 ||
+       source.source_cols() % kQ4Group != 0)) {
     return Invalid(what, absl::StrCat(shape, ": q4 needs cols in groups of ", kQ4Group));
   }
   // int8 sums are exact in int32 up to here.

@@ -232,9 +232,9 @@ class Runner : public ModelRunner {
       for (int side = 0; side < 2; ++side) {
         for (int head = 0; head < layout_.num_kv_heads; ++head) {
           const int rank = head / layout_.rank_heads();
-          const uint8_t* row = pool_.data() + layout_.BlockOffset(layer, block, rank) +
-                               layout_.RowOffset(side, head % layout_.rank_heads(),
-                                                 position % kv::kBlockTokens);
+          const uint8_t* row =
+              pool_.data() + layout_.BlockOffset(layer, block, rank) +
+              layout_.RowOffset(side, head % layout_.rank_heads(), position % kv::kBlockTokens);
           saturated_[side] += std::count_if(row, row + layout_.head_dim, [](uint8_t code) {
             return (code & 0x7f) == kLargestFp8;
           });
@@ -295,20 +295,18 @@ class Runner : public ModelRunner {
 
 void ModelRunner::ReadBlock(kv::BlockId block, uint8_t* out) {
   BATON_CHECK(block >= 0 && block < layout().num_blocks);
-  ForEachPart(layout(), block,
-              [&](size_t offset, size_t bytes) {
-                std::memcpy(out, kv_pool().data() + offset, bytes);
-                out += bytes;
-              });
+  ForEachPart(layout(), block, [&](size_t offset, size_t bytes) {
+    std::memcpy(out, kv_pool().data() + offset, bytes);
+    out += bytes;
+  });
 }
 
 void ModelRunner::WriteBlock(kv::BlockId block, const uint8_t* in) {
   BATON_CHECK(block >= 0 && block < layout().num_blocks);
-  ForEachPart(layout(), block,
-              [&](size_t offset, size_t bytes) {
-                std::memcpy(kv_pool().data() + offset, in, bytes);
-                in += bytes;
-              });
+  ForEachPart(layout(), block, [&](size_t offset, size_t bytes) {
+    std::memcpy(kv_pool().data() + offset, in, bytes);
+    in += bytes;
+  });
 }
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(

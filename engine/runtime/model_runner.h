@@ -28,17 +28,17 @@ struct ModelRunnerOptions {
   std::string backend = "cpu";        // ref, cpu, cuda
   std::string weight_dtype = "auto";  // auto, f32, bf16, int8, q4
   std::string kv_dtype = "auto";      // auto, fp8, fp8_dynamic, bf16, f32
-  int tp = 1;             // ranks that compute together, each a share of the heads: 1 or 2
-  int max_model_len = 0;  // 0: the model's
-  int max_step_tokens = 512;          // most tokens in one step: sizes the workspace
-  int max_logit_rows = 64;            // most rows whose logits one step returns
+  int tp = 1;                 // ranks that compute together, each a share of the heads: 1 or 2
+  int max_model_len = 0;      // 0: the model's
+  int max_step_tokens = 512;  // most tokens in one step: sizes the workspace
+  int max_logit_rows = 64;    // most rows whose logits one step returns
   // Blocks of the KV pool: given, or as many as `kv_cache_bytes` holds.
   int num_blocks = 0;
   int64_t kv_cache_bytes = int64_t{1} << 30;
   bool shared_kv = false;  // pool in a memfd, so that another process can write into it
   // Works in the pool of this runner, which outlives it and has loaded the same model, perhaps in
-  // another precision; KV format, ranks and sizes of the pool are its. What each of the two appends the
-  // other reads, so both are used by one thread.
+  // another precision; KV format, ranks and sizes of the pool are its. What each of the two appends
+  // the other reads, so both are used by one thread.
   ModelRunner* kv_owner = nullptr;
   ops::BackendOptions backend_options;  // num_threads: of all ranks together
 };

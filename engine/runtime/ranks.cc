@@ -22,11 +22,10 @@ absl::StatusOr<std::unique_ptr<Ranks>> Ranks::Create(const model::ModelConfig& c
 
 absl::Status Ranks::AddRank(int rank) {
   Rank& added = ranks_.emplace_back();
+  BATON_ASSIGN_OR_RETURN(added.shard,
+                         model::ShardPlan::Make(config_, options_.weight_dtype, options_.tp, rank));
   BATON_ASSIGN_OR_RETURN(
-      added.shard, model::ShardPlan::Make(config_, options_.weight_dtype, options_.tp, rank));
-  BATON_ASSIGN_OR_RETURN(
-      added.backend,
-      ops::CreateBackend(options_.backend, options_.weight_dtype, OptionsOfRank()));
+      added.backend, ops::CreateBackend(options_.backend, options_.weight_dtype, OptionsOfRank()));
   if (options_.tp == 1) return absl::OkStatus();
   return added.backend->JoinGroup(&group_.end(rank));
 }

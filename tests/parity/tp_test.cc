@@ -99,11 +99,11 @@ TEST_P(TpFormatsTest, TwoRanksGiveTheBitsOfOne) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AllFormats,
-                         TpFormatsTest,
-                         ::testing::Combine(::testing::Values("f32", "bf16", "int8", "q4"),
-                                            ::testing::Values("fp8", "fp8_dynamic", "bf16",
-                                                              "f32")));
+INSTANTIATE_TEST_SUITE_P(
+    AllFormats,
+    TpFormatsTest,
+    ::testing::Combine(::testing::Values("f32", "bf16", "int8", "q4"),
+                       ::testing::Values("fp8", "fp8_dynamic", "bf16", "f32")));
 
 // One KV head a rank; head dim 128; biases; YaRN; F cut into unequal parts.
 TEST(TpTest, TwoRanksGiveTheBitsOfOneInEveryShape) {

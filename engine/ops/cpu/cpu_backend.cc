@@ -330,8 +330,10 @@ class CpuBackend : public Backend {
   // What the ranks show each other of activations of `max_tokens`.
   absl::Status ReserveExchange(ActivationKind kind, int max_tokens, int width) {
     if (kind == ActivationKind::kResidual) {
-      BATON_ASSIGN_OR_RETURN(part_, CpuActivation::Create(kind, dtype_, kernels_, max_tokens, width));
-      BATON_ASSIGN_OR_RETURN(sum_, CpuActivation::Create(kind, dtype_, kernels_, max_tokens, width));
+      BATON_ASSIGN_OR_RETURN(part_,
+                             CpuActivation::Create(kind, dtype_, kernels_, max_tokens, width));
+      BATON_ASSIGN_OR_RETURN(sum_,
+                             CpuActivation::Create(kind, dtype_, kernels_, max_tokens, width));
     }
     const size_t tokens = std::max<size_t>(largest_.size(), max_tokens);
     largest_.resize(tokens);
@@ -386,8 +388,8 @@ class CpuBackend : public Backend {
   std::vector<ThreadScratch> scratch_;
   std::unique_ptr<CpuActivation> logit_input_;
 
-  parallel::TpGroup* group_ = nullptr;  // null: one rank
-  std::unique_ptr<CpuActivation> part_, sum_;  // of ProjectAdd, this rank's and all ranks'
+  parallel::TpGroup* group_ = nullptr;           // null: one rank
+  std::unique_ptr<CpuActivation> part_, sum_;    // of ProjectAdd, this rank's and all ranks'
   std::vector<uint32_t> largest_, all_largest_;  // by token; by rank and token
 };
 

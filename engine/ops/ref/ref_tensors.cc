@@ -28,7 +28,8 @@ void RefActivation::FinishLinearInput(int t) {
 }
 
 void RefActivation::FinishLinearInput(int t, uint32_t largest) {
-  scales[t] = QuantizeRowInt8(row(t), width, largest, codes.data() + static_cast<size_t>(t) * width);
+  scales[t] =
+      QuantizeRowInt8(row(t), width, largest, codes.data() + static_cast<size_t>(t) * width);
 }
 
 uint32_t RefActivation::LargestOf(int t) const { return LargestMagnitudeBits(row(t), width); }

@@ -70,8 +70,8 @@ TEST(KvPlanTest, RanksShareTheCacheAndDoNotChangeItsSize) {
 TEST(CheckConfigTest, RanksThatCannotShareTheHeadsAreAnError) {
   model::ModelConfig config = Qwen3_8B();
   const auto errors = [&](const char* tp) {
-    return Errors(CheckWorker("prefill", config, "bf16", {{"num_blocks", "640"}, {"tp", tp}},
-                              kPlenty));
+    return Errors(
+        CheckWorker("prefill", config, "bf16", {{"num_blocks", "640"}, {"tp", tp}}, kPlenty));
   };
   EXPECT_EQ(errors("1"), "");
   EXPECT_EQ(errors("2"), "");

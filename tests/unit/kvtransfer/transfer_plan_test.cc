@@ -95,8 +95,9 @@ TEST(RangesOfTest, ARankHasItsHeadsInAPoolOfItsOwn) {
   payload.insert(payload.end(), scales.begin(), scales.end());
   EXPECT_EQ(ranges, payload);
   const auto slice = RangesOf({0, 1, 2, 3, 2, 4}, {64, 0}, layout, {5});
-  EXPECT_EQ(slice, (std::vector<ByteRange>{
-                       {rank.pool_bytes() + rank.BlockOffset(2, 5), rank.block_bytes()}}));
+  EXPECT_EQ(
+      slice,
+      (std::vector<ByteRange>{{rank.pool_bytes() + rank.BlockOffset(2, 5), rank.block_bytes()}}));
 }
 
 // From any number of ranks to any, over any number of heads, rows and formats: every value of the

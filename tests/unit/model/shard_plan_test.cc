@@ -40,8 +40,7 @@ TEST(ShardPlanTest, RanksHaveEverythingOnceAndCutWhereSumsAreCut) {
             const auto high = ShardPlan::Make(config, dtype, 2, 1);
             ASSERT_EQ(low.ok(), high.ok());
             const int width = config.num_heads * head_dim;
-            const bool possible = kv_heads % 2 == 0 &&
-                                  ops::SplitK(width, dtype) == width / 2 &&
+            const bool possible = kv_heads % 2 == 0 && ops::SplitK(width, dtype) == width / 2 &&
                                   ops::SplitK(ffn, dtype) < ffn;
             ASSERT_EQ(low.ok(), possible) << low.status();
             ++(possible ? made : refused);
@@ -76,8 +75,7 @@ TEST(ShardPlanTest, OneRankHasEverything) {
 
 // The rows of each tensor of rank 1 of Qwen3-8B.
 TEST(ShardPlanTest, CutsRowsOfQkvGateUpAndColumnsOfODown) {
-  const auto plan =
-      ShardPlan::Make(Config(32, 8, 128, 12288), ops::WeightDtype::kBf16, 2, 1);
+  const auto plan = ShardPlan::Make(Config(32, 8, 128, 12288), ops::WeightDtype::kBf16, 2, 1);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->RowsOf(TensorRole::kQ, 4096).begin, 2048);
   EXPECT_EQ(plan->RowsOf(TensorRole::kQBias, 4096).begin, 2048);
@@ -101,8 +99,7 @@ struct ShardRefusal {
 
 TEST(ShardPlanTest, RefusesByName) {
   const ShardRefusal refusals[] = {
-      {Config(6, 3, 64, 256), ops::WeightDtype::kBf16, 2,
-       "tp=2: num_kv_heads=3 is not divisible"},
+      {Config(6, 3, 64, 256), ops::WeightDtype::kBf16, 2, "tp=2: num_kv_heads=3 is not divisible"},
       {Config(4, 2, 64, 256), ops::WeightDtype::kBf16, 3, "tp=3: want 1 or 2"},
       {Config(4, 2, 64, 256), ops::WeightDtype::kBf16, 0, "tp=0: want 1 or 2"},
       {Config(2, 2, 32, 256), ops::WeightDtype::kInt8, 2,

@@ -290,6 +290,13 @@ def test_a_tensor_parallel_pair_is_one_pod_with_two_devices():
     assert plugin["resources"]["limits"]["nvidia.com/gpu"] == 2
 
 
+def test_ranks_are_a_flag_of_the_side_that_has_them():
+    objects = kinds(render("cpu", "prefill.tp=2"), "StatefulSet")
+    args = {name: workload["spec"]["template"]["spec"]["containers"][0]["args"] for name, workload in objects.items()}
+    assert "--tp=2" in args["baton-prefill"]
+    assert not [argument for argument in args["baton-decode"] if argument.startswith("--tp")]
+
+
 def test_ports_named_by_services_and_monitors_are_ports_of_the_pods():
     for name in VALUES:
         objects = render(name)

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
+#include "cli/access_flags.h"
 #include "cli/bench_client.h"
 #include "cli/client.h"
 #include "cli/commands.h"
@@ -113,6 +114,7 @@ absl::Status Bench() {
     return absl::InvalidArgumentError("--slo-ttft, --slo-tpot: want seconds, 0 or more");
   BenchClientOptions options;
   options.address = AddressFlag();
+  BATON_ASSIGN_OR_RETURN(options.access, AccessFromFlags());
   options.channels = absl::GetFlag(FLAGS_channels);
   if (options.channels < 1 || options.channels > 1000)
     return absl::InvalidArgumentError("--channels: want 1 to 1000");
@@ -133,8 +135,10 @@ absl::Status Bench() {
 }  // namespace
 
 int RunBench(int argc, char** argv) {
-  const base::FlagsOutcome flags = base::HandleFlags(
-      argc, argv, kUsage, {"cli/bench.cc", "cli/common_flags", "cli/json_flag", "cli/trace_flag"});
+  const base::FlagsOutcome flags =
+      base::HandleFlags(argc, argv, kUsage,
+                        {"cli/bench.cc", "cli/common_flags", "cli/json_flag", "cli/trace_flag",
+                         kAccessFlags, kTlsClientFlags});
   if (!flags.go_on) return flags.exit_code;
   const absl::Status status = Bench();
   return status.ok() ? 0 : PrintFailure("bench", status);

@@ -9,14 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
-#include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
-#include "grpcpp/support/channel_arguments.h"
 
 #include "baton/v1/generation.grpc.pb.h"
 
 #include "cli/load_plan.h"
 #include "engine/base/mutex.h"
+#include "engine/process/channel.h"
 
 namespace baton::cli {
 namespace {
@@ -55,13 +53,9 @@ class Run {
  public:
   Run(const std::vector<TraceRequest>& plan, const BenchClientOptions& options)
       : plan_(plan), options_(options), records_(plan.size()) {
-    grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    arguments.SetMaxReceiveMessageSize(16 << 20);
-    arguments.SetMaxSendMessageSize(16 << 20);
     for (int i = 0; i < std::max(1, options.channels); ++i) {
-      stubs_.push_back(v1::Generation::NewStub(grpc::CreateCustomChannel(
-          options.address, grpc::InsecureChannelCredentials(), arguments)));
+      stubs_.push_back(
+          v1::Generation::NewStub(process::MakeChannel(options.address, options.access.security)));
     }
   }
 
@@ -70,6 +64,7 @@ class Run {
     v1::GetModelInfoResponse info;
     for (const auto& stub : stubs_) {
       grpc::ClientContext context;
+      Authorize(&context);
       context.set_wait_for_ready(true);
       context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
       const grpc::Status status = stub->GetModelInfo(&context, v1::GetModelInfoRequest(), &info);
@@ -112,6 +107,10 @@ class Run {
     StartNext(now);  // its place is free: the next is due
   }
 
+  void Authorize(grpc::ClientContext* context) const {
+    const std::string& token = options_.access.token;
+    if (!token.empty()) context->AddMetadata("authorization", absl::StrCat("Bearer ", token));
+  }
   double Now() const { return std::chrono::duration<double>(SteadyClock::now() - start_).count(); }
   v1::GenerateRequest RequestOf(size_t number) const;
   const TraceRequest& plan(size_t number) const { return plan_[number]; }
@@ -162,6 +161,7 @@ void Call::Start(v1::Generation::Stub* stub) {
   if (!wanted.tenant.empty()) context_.AddMetadata("x-llm-d-inference-fairness-id", wanted.tenant);
   record_.sent = run_->Now();
   const double left = absl::ToDoubleSeconds(run_->timeout()) - (record_.sent - record_.due);
+  run_->Authorize(&context_);
   context_.set_deadline(std::chrono::system_clock::now() +
                         std::chrono::duration_cast<std::chrono::system_clock::duration>(
                             std::chrono::duration<double>(left)));

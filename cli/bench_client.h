@@ -10,12 +10,14 @@
 #include "absl/time/time.h"
 
 #include "cli/bench_summary.h"
+#include "cli/client.h"
 #include "cli/trace.h"
 
 namespace baton::cli {
 
 struct BenchClientOptions {
   std::string address;
+  ClientOptions access;
   int channels = 4;  // connections
   // Requests under way at a time; a request is due when the one before it in its place has ended.
   // 0: each is due at its arrival, whatever has ended.

@@ -9,6 +9,7 @@
 #include "absl/flags/flag.h"
 #include "absl/types/optional.h"
 
+#include "cli/access_flags.h"
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/streaming.h"
@@ -65,7 +66,8 @@ int RunChat(int argc, char** argv) {
   const base::FlagsOutcome flags = base::HandleFlags(
       argc, argv,
       "baton chat --address HOST:PORT [--message TEXT]: a conversation, answers streamed.",
-      {"cli/chat", "cli/generate", "cli/client_flags", "cli/common_flags", "cli/json_flag"});
+      {"cli/chat", "cli/generate", "cli/client_flags", "cli/common_flags", "cli/json_flag",
+       kAccessFlags, kTlsClientFlags});
   if (!flags.go_on) return flags.exit_code;
   v1::GenerateRequest request;
   if (absl::Status status = FillCommon(&request); !status.ok()) return PrintFailure("chat", status);
@@ -73,7 +75,9 @@ int RunChat(int argc, char** argv) {
     request.mutable_chat()->set_enable_thinking(*thinking);
   if (const auto system = absl::GetFlag(FLAGS_system))
     AddMessage(request.mutable_chat(), "system", *system);
-  Client client(AddressFlag());
+  const absl::StatusOr<ClientOptions> access = AccessFromFlags();
+  if (!access.ok()) return PrintFailure("chat", access.status());
+  Client client(AddressFlag(), *access);
   const auto message = absl::GetFlag(FLAGS_message);
   if (!message) return Converse(&client, &request);
   AddMessage(request.mutable_chat(), "user", *message);

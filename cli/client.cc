@@ -4,16 +4,17 @@
 #include <csignal>
 #include <cstdio>
 
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 
 #include "baton/v1/generation.grpc.pb.h"
 
 namespace baton::cli {
 namespace {
-
-constexpr int kMaxMessageBytes = 16 << 20;
 
 // Set by Ctrl-C; the reading loop cancels its call then.
 std::atomic<grpc::ClientContext*> g_running_call{nullptr};
@@ -50,20 +51,43 @@ void Collect(const v1::GenerateResponse& message, Answer* answer) {
   answer->timings = message.finished().timings();
 }
 
+// One Check of grpc.health.v1, by hand: its messages are a string and an enum, both field 1.
+bool IsServing(grpc::GenericStub* stub, const std::string& service) {
+  const grpc::Slice name(
+      absl::StrCat("\x0a", std::string(1, static_cast<char>(service.size())), service));
+  const grpc::ByteBuffer request(&name, 1);
+  grpc::ByteBuffer response;
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(1)));
+  absl::Notification done;
+  bool ok = false;
+  stub->UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request,
+                  &response, [&](const grpc::Status& status) {
+                    ok = status.ok();
+                    done.Notify();
+                  });
+  done.WaitForNotification();
+  grpc::Slice answer;
+  return ok && response.DumpToSingleSlice(&answer).ok() && answer.size() == 2 &&
+         answer.begin()[0] == 0x08 && answer.begin()[1] == 0x01;
+}
+
 }  // namespace
 
 struct Client::Impl {
-  std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::Generation::Stub> stub;
+  std::string authorization;
+
+  void Prepare(absl::Duration timeout, grpc::ClientContext* context) const {
+    context->set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    if (!authorization.empty()) context->AddMetadata("authorization", authorization);
+  }
 };
 
-Client::Client(const std::string& address) : impl_(std::make_unique<Impl>()) {
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  arguments.SetMaxSendMessageSize(kMaxMessageBytes);
-  impl_->channel =
-      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
-  impl_->stub = v1::Generation::NewStub(impl_->channel);
+Client::Client(const std::string& address, const ClientOptions& options)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->stub = v1::Generation::NewStub(process::MakeChannel(address, options.security));
+  if (!options.token.empty()) impl_->authorization = absl::StrCat("Bearer ", options.token);
 }
 
 Client::~Client() = default;
@@ -73,7 +97,7 @@ absl::StatusOr<Answer> Client::Generate(
     absl::Duration timeout,
     const std::function<void(const v1::GenerateResponse&)>& on_delta) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  impl_->Prepare(timeout, &context);
   g_running_call = &context;
   const auto old_handler = std::signal(SIGINT, CancelRunningCall);
 
@@ -100,18 +124,21 @@ absl::StatusOr<Answer> Client::Generate(
 
 absl::StatusOr<v1::GetStatusResponse> Client::GetStatus(absl::Duration timeout) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  impl_->Prepare(timeout, &context);
   v1::GetStatusResponse response;
   const grpc::Status status = impl_->stub->GetStatus(&context, v1::GetStatusRequest(), &response);
   if (!status.ok()) return FromGrpc(status);
   return response;
 }
 
-bool Client::WaitUntilServing(absl::Duration timeout, const std::function<bool()>& keep_waiting) {
+bool WaitUntilServing(const std::string& address,
+                      const std::string& service,
+                      absl::Duration timeout,
+                      const std::function<bool()>& keep_waiting) {
+  grpc::GenericStub stub(process::MakeChannel(address));
   const absl::Time deadline = absl::Now() + timeout;
   while (absl::Now() < deadline && keep_waiting()) {
-    const absl::StatusOr<v1::GetStatusResponse> status = GetStatus(absl::Seconds(1));
-    if (status.ok() && status->serving()) return true;
+    if (IsServing(&stub, service)) return true;
     absl::SleepFor(absl::Milliseconds(50));
   }
   return false;

@@ -14,6 +14,8 @@
 
 #include "baton/v1/generation.pb.h"
 
+#include "engine/process/channel.h"
+
 namespace baton::cli {
 
 // One whole answer of a call: what --json prints.
@@ -32,10 +34,16 @@ struct Answer {
   absl::Duration client_e2e;
 };
 
+// How a client gets in.
+struct ClientOptions {
+  process::ChannelSecurity security;
+  std::string token;  // sent as a bearer token; empty: none
+};
+
 // Thread-compatible.
 class Client {
  public:
-  explicit Client(const std::string& address);
+  Client(const std::string& address, const ClientOptions& options);
   ~Client();
 
   // Streams an answer; `on_delta` sees each piece of text as it arrives. Ctrl-C cancels the call.
@@ -43,13 +51,18 @@ class Client {
                                   absl::Duration timeout,
                                   const std::function<void(const v1::GenerateResponse&)>& on_delta);
   absl::StatusOr<v1::GetStatusResponse> GetStatus(absl::Duration timeout);
-  // True once the router says SERVING.
-  bool WaitUntilServing(absl::Duration timeout, const std::function<bool()>& keep_waiting);
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// True once grpc.health.v1 at `address`, in plaintext, says that `service` is SERVING; false when
+// `timeout` has passed or `keep_waiting` says no.
+bool WaitUntilServing(const std::string& address,
+                      const std::string& service,
+                      absl::Duration timeout,
+                      const std::function<bool()>& keep_waiting);
 
 // One JSON object: text, token_ids, finish_reason, usage, timings (choices, where n > 1).
 std::string AnswerJson(const Answer& answer);

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 
+#include "cli/access_flags.h"
 #include "cli/client.h"
 #include "cli/client_flags.h"
 #include "cli/commands.h"
@@ -92,14 +93,17 @@ absl::Status FillPrompt(v1::GenerateRequest* request) {
 int RunGenerate(int argc, char** argv) {
   const base::FlagsOutcome flags = base::HandleFlags(
       argc, argv, "baton generate --address HOST:PORT --prompt TEXT: streams one answer.",
-      {"cli/generate", "cli/client_flags", "cli/common_flags", "cli/json_flag"});
+      {"cli/generate", "cli/client_flags", "cli/common_flags", "cli/json_flag", kAccessFlags,
+       kTlsClientFlags});
   if (!flags.go_on) return flags.exit_code;
   v1::GenerateRequest request;
   if (absl::Status status = FillPrompt(&request); !status.ok())
     return PrintFailure("generate", status);
   if (absl::Status status = FillCommon(&request); !status.ok())
     return PrintFailure("generate", status);
-  Client client(AddressFlag());
+  const absl::StatusOr<ClientOptions> access = AccessFromFlags();
+  if (!access.ok()) return PrintFailure("generate", access.status());
+  Client client(AddressFlag(), *access);
   const absl::StatusOr<Answer> answer = StreamAnswer(&client, request);
   return answer.ok() ? 0 : PrintFailure("generate", answer.status());
 }

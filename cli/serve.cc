@@ -22,6 +22,7 @@
 #include "absl/time/clock.h"
 #include "absl/types/optional.h"
 
+#include "cli/access_flags.h"
 #include "cli/child_process.h"
 #include "cli/client.h"
 #include "cli/commands.h"
@@ -30,6 +31,7 @@
 #include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "engine/process/tls_flags.h"
 
 ABSL_FLAG(int32_t, prefill, 1, "Number of prefill workers (none in topology single).");
 ABSL_FLAG(int32_t, decode, 1, "Number of decode workers.");
@@ -42,10 +44,12 @@ ABSL_FLAG(int32_t,
           http_port,
           8000,
           "Port of the router's HTTP pages (/metrics, /health, /ready); 0 picks a free one.");
-ABSL_FLAG(std::string,
-          host,
-          "127.0.0.1",
-          "Address the router listens on. Workers listen on 127.0.0.1 only.");
+ABSL_FLAG(
+    std::string,
+    host,
+    "127.0.0.1",
+    "Address the router listens on; beyond loopback it wants --tls-cert or --allow-plaintext. "
+    "Workers listen on 127.0.0.1 only.");
 ABSL_FLAG(std::string, port_file, "", "File that gets the router's ports as JSON once it serves.");
 ABSL_FLAG(absl::Duration,
           ready_timeout,
@@ -120,6 +124,7 @@ void RequestStop(int) { g_stop = true; }
 struct Ports {
   int grpc = 0;
   int http = 0;
+  int health = 0;
 };
 
 // The port file of a child, once it has been written.
@@ -128,12 +133,23 @@ std::optional<Ports> ReadPorts(const std::string& path) {
   if (!file) return std::nullopt;
   std::stringstream text;
   text << file.rdbuf();
-  int grpc = 0, http = 0;
-  if (std::sscanf(text.str().c_str(), "{\"grpc\": %d, \"http\": %d}", &grpc, &http) < 1 &&
-      std::sscanf(text.str().c_str(), "{\"grpc\":%d,\"http\":%d}", &grpc, &http) < 1) {
-    return std::nullopt;
+  const absl::StatusOr<base::JsonValue> json = base::ParseJson(text.str(), {.max_depth = 2});
+  if (!json.ok()) return std::nullopt;
+  const auto port = [&](const char* name) {
+    const base::JsonValue* const value = json->Find(name);
+    return value == nullptr ? 0 : static_cast<int>(value->AsInt64().value_or(0));  // null: none
+  };
+  return Ports{port("grpc"), port("http"), port("health")};
+}
+
+// The router's, as they were given here.
+void AppendTls(const process::TlsServerOptions& tls, std::vector<std::string>* argv) {
+  for (const auto& [name, value] : {std::pair("tls-cert", tls.cert), std::pair("tls-key", tls.key),
+                                    std::pair("tls-client-ca", tls.client_ca)}) {
+    if (!value.empty()) argv->push_back(absl::StrCat("--", name, "=", value));
   }
-  return Ports{grpc, http};
+  argv->push_back("--tls-reload-interval=" + absl::FormatDuration(tls.reload_interval));
+  if (tls.allow_plaintext) argv->push_back("--allow-plaintext");
 }
 
 std::string BinaryDir() {
@@ -159,8 +175,7 @@ class Deployment {
   ~Deployment() {
     for (auto child = children_.rbegin(); child != children_.rend(); ++child)
       child->Stop(absl::GetFlag(FLAGS_stop_grace));
-    std::error_code ignored;
-    std::filesystem::remove_all(dir_, ignored);
+    RemoveFiles();
   }
 
   absl::Status StartWorkers() {
@@ -179,11 +194,14 @@ class Deployment {
         "--topology=" + absl::GetFlag(FLAGS_topology),
         absl::StrCat("--listen=", absl::GetFlag(FLAGS_host), ":", absl::GetFlag(FLAGS_grpc_port)),
         absl::StrCat("--http-port=", absl::GetFlag(FLAGS_http_port)),
+        "--health-port=0",
         "--port-file=" + dir_ + "/router.json",
         "--decode=" + absl::StrJoin(decode_addresses_, ",")};
     if (!prefill_addresses_.empty())
       argv.push_back("--prefill=" + absl::StrJoin(prefill_addresses_, ","));
     AppendGiven(RouterFlags(), &argv);
+    AppendTls(process::TlsOptionsFromFlags().server, &argv);
+    if (!TokenFileFlag().empty()) argv.push_back("--token-file=" + TokenFileFlag());
     return Start("router", argv, &router_);
   }
 
@@ -196,21 +214,35 @@ class Deployment {
   }
 
   absl::Status WaitUntilServing() {
-    Client client(absl::StrCat("127.0.0.1:", router_.grpc));
+    // The health port needs neither TLS nor a token.
     std::string dead;
-    const bool serving = client.WaitUntilServing(absl::GetFlag(FLAGS_ready_timeout), [&] {
-      dead = FindDead();
-      return !g_stop && dead.empty();
-    });
+    const bool serving =
+        cli::WaitUntilServing(absl::StrCat(LocalHost(), ":", router_.health), "baton.v1.Generation",
+                              absl::GetFlag(FLAGS_ready_timeout), [&] {
+                                dead = FindDead();
+                                return !g_stop && dead.empty();
+                              });
     if (serving) return absl::OkStatus();
     if (!dead.empty()) return absl::UnavailableError(dead);
     return g_stop ? absl::CancelledError("stopped")
                   : absl::DeadlineExceededError("not serving within --ready-timeout");
   }
 
+  // The children's port files have been read: nothing is left of them if this process is killed.
+  void RemoveFiles() {
+    std::error_code ignored;
+    std::filesystem::remove_all(dir_, ignored);
+  }
+
   const Ports& router() const { return router_; }
 
  private:
+  // Where the router is reached from here.
+  static std::string LocalHost() {
+    const std::string host = absl::GetFlag(FLAGS_host);
+    return host == "0.0.0.0" || host == "[::]" ? "127.0.0.1" : host;
+  }
+
   explicit Deployment(std::string dir) : dir_(std::move(dir)) {}
 
   absl::Status StartWorker(const std::string& role, int index) {
@@ -259,6 +291,8 @@ class Deployment {
 };
 
 absl::Status Validate() {
+  BATON_RETURN_IF_ERROR(
+      process::CheckTls(process::TlsOptionsFromFlags().server, absl::GetFlag(FLAGS_host) + ":0"));
   if (absl::GetFlag(FLAGS_model).empty())
     return absl::InvalidArgumentError("--model: needs a Hugging Face directory or a GGUF file");
   const std::string topology = absl::GetFlag(FLAGS_topology);
@@ -290,6 +324,7 @@ absl::Status Serve() {
   BATON_RETURN_IF_ERROR(deployment->StartWorkers());
   BATON_RETURN_IF_ERROR(deployment->StartRouter());
   BATON_RETURN_IF_ERROR(deployment->WaitUntilServing());
+  deployment->RemoveFiles();
   BATON_RETURN_IF_ERROR(WritePortFile(deployment->router()));
   std::printf("serving: grpc %s:%d  http %s:%d  (Ctrl-C stops)\n",
               absl::GetFlag(FLAGS_host).c_str(), deployment->router().grpc,
@@ -308,7 +343,7 @@ absl::Status Serve() {
 int RunServe(int argc, char** argv) {
   const base::FlagsOutcome flags = base::HandleFlags(
       argc, argv, "baton serve --model PATH: starts a router, prefill and decode workers here.",
-      {"cli/serve", "cli/model_flags"});
+      {"cli/serve", "cli/model_flags", kAccessFlags, "engine/process/tls_flags"});
   if (!flags.go_on) return flags.exit_code;
   std::signal(SIGINT, RequestStop);
   std::signal(SIGTERM, RequestStop);

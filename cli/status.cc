@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "google/protobuf/util/json_util.h"
 
+#include "cli/access_flags.h"
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/common_flags.h"
@@ -68,9 +69,11 @@ void PrintRouting(const v1::GetStatusResponse& status) {
 int RunStatus(int argc, char** argv) {
   const base::FlagsOutcome flags = base::HandleFlags(
       argc, argv, "baton status --address HOST:PORT: workers, load, KV use and transports.",
-      {"cli/common_flags", "cli/json_flag"});
+      {"cli/common_flags", "cli/json_flag", kAccessFlags, kTlsClientFlags});
   if (!flags.go_on) return flags.exit_code;
-  Client client(AddressFlag());
+  const absl::StatusOr<ClientOptions> access = AccessFromFlags();
+  if (!access.ok()) return PrintFailure("status", access.status());
+  Client client(AddressFlag(), *access);
   const absl::StatusOr<v1::GetStatusResponse> status = client.GetStatus(absl::Seconds(5));
   if (!status.ok()) return PrintFailure("status", status.status());
   if (!JsonFlag()) {

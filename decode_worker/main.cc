@@ -14,6 +14,7 @@
 #include "engine/base/flags.h"
 #include "engine/base/status_macros.h"
 #include "engine/process/server_process.h"
+#include "engine/process/tls.h"
 #include "kvtransfer/receiver.h"
 #include "worker/worker_process.h"
 
@@ -28,6 +29,7 @@ struct DecodeOptions {
   std::string kv_transport = "auto";
   std::string kv_listen = "127.0.0.1:0";
   std::string kv_advertise_host;
+  bool allow_plaintext_kv = false;
 };
 
 }  // namespace baton::decode
@@ -81,6 +83,13 @@ ABSL_FLAG(std::string,
           DecodeOptions{}.kv_advertise_host,
           "Host that prefill workers connect to for KV blocks; empty: that of --kv-listen.");
 
+ABSL_FLAG(
+    bool,
+    allow_plaintext_kv,
+    DecodeOptions{}.allow_plaintext_kv,
+    "Take KV blocks over tcp beyond loopback: they travel without TLS, so that network must be "
+    "trusted. --allow-plaintext means this too.");
+
 namespace baton::decode {
 namespace {
 
@@ -106,6 +115,8 @@ DecodeOptions OptionsFromFlags(const worker::WorkerOptions& worker_options) {
   options.kv_transport = worker_options.kv_transport;
   options.kv_listen = absl::GetFlag(FLAGS_kv_listen);
   options.kv_advertise_host = absl::GetFlag(FLAGS_kv_advertise_host);
+  options.allow_plaintext_kv =
+      absl::GetFlag(FLAGS_allow_plaintext_kv) || worker_options.tls.server.allow_plaintext;
   return options;
 }
 
@@ -141,7 +152,13 @@ absl::Status ValidateOptions(const DecodeOptions& options) {
     return absl::InvalidArgumentError("--draft-model, --draft-weight-dtype: one of them at most");
   std::string host;
   int port;
-  return ParseListen(options.kv_listen, &host, &port);
+  BATON_RETURN_IF_ERROR(ParseListen(options.kv_listen, &host, &port));
+  if (options.kv_transport == "shm" || options.allow_plaintext_kv || process::IsLoopbackHost(host))
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--kv-listen: ", options.kv_listen,
+                   " can be reached from other machines, and KV blocks travel without TLS: give "
+                   "--allow-plaintext-kv where that network is trusted"));
 }
 
 class DecodeRole : public worker::WorkerRole {
@@ -291,11 +308,11 @@ class DecodeRole : public worker::WorkerRole {
 
 int main(int argc, char** argv) {
   baton::process::BlockTerminationSignals();
-  const baton::base::FlagsOutcome flags =
-      baton::base::HandleFlags(argc, argv,
-                               "baton-decode --model PATH [flags]: generates, from KV caches that "
-                               "prefill workers hand over.",
-                               {"decode_worker/main.cc", "worker/worker_flags.cc"});
+  const baton::base::FlagsOutcome flags = baton::base::HandleFlags(
+      argc, argv,
+      "baton-decode --model PATH [flags]: generates, from KV caches that "
+      "prefill workers hand over.",
+      {"decode_worker/main.cc", "worker/worker_flags.cc", "engine/process/tls"});
   if (!flags.go_on) return flags.exit_code;
   const baton::worker::WorkerOptions options = baton::worker::WorkerOptionsFromFlags();
   const DecodeOptions decode_options = baton::decode::OptionsFromFlags(options);

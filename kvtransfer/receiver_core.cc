@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <openssl/crypto.h>
+
 #include "absl/strings/str_cat.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
@@ -19,6 +21,11 @@ constexpr int kMissedHeartbeatsMax = 10;
 // A peer that does not answer a Revoke for this long loses its connection: where we write
 // ourselves that frees the blocks, and a peer that writes itself is made to hang up.
 constexpr absl::Duration kQuietTimeout = absl::Seconds(5);
+
+// Takes as long whatever the two have in common.
+bool SameToken(absl::string_view a, absl::string_view b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
 
 }  // namespace
 
@@ -130,7 +137,8 @@ absl::StatusOr<uint64_t> ReceiverCore::Attach(const PutListener& listener,
   base::MutexLock lock(&mutex_);
   for (auto& [id, session] : sessions_) {
     const auto own = session.tokens.find(std::string(listener.name()));
-    if (session.gone || session.dropped || own == session.tokens.end() || own->second != token)
+    if (session.gone || session.dropped || own == session.tokens.end() ||
+        !SameToken(own->second, token))
       continue;
     session.tokens.clear();  // one data connection a session
     session.transport = std::string(listener.name());

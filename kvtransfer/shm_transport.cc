@@ -21,6 +21,16 @@
 namespace baton::kvtransfer {
 namespace {
 
+// A folder that was there already may be anybody's.
+absl::Status CheckPrivate(const std::string& dir) {
+  struct stat info;
+  if (lstat(dir.c_str(), &info) != 0) return SocketError(absl::StrCat("stat ", dir));
+  if (S_ISDIR(info.st_mode) && info.st_uid == geteuid() && (info.st_mode & 077) == 0)
+    return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(dir, ": must be a folder of this user alone (mode 0700)"));
+}
+
 class ShmListener : public PutListener {
  public:
   explicit ShmListener(const ListenOptions& options)
@@ -40,6 +50,7 @@ class ShmListener : public PutListener {
     } else {
       if (mkdir(socket_dir.c_str(), 0700) != 0 && errno != EEXIST)
         return SocketError(absl::StrCat("mkdir ", socket_dir));
+      BATON_RETURN_IF_ERROR(CheckPrivate(socket_dir));
       address_ = absl::StrCat(socket_dir, "/kv-", name.substr(0, 16));
     }
     BATON_ASSIGN_OR_RETURN(fd_, ListenUnix(address_));

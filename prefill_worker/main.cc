@@ -72,6 +72,7 @@ class PrefillRole : public worker::WorkerRole {
                            worker::StatusSource* status,
                            std::function<void()> changed) override {
     host_ = std::move(host);
+    security_ = process::MakeChannelSecurity(worker_options_.tls.client);
     peers_ = std::make_unique<PeerClient>(
         ClientOptions(*host_->runner, "prefill", host_->fingerprint, changed));
     options_.model_fingerprint = host_->ModelKey();
@@ -105,6 +106,7 @@ class PrefillRole : public worker::WorkerRole {
     options.sender.hello.set_incarnation(host_->incarnation);
     options.sender.hello.set_role(role);
     *options.sender.hello.mutable_fingerprint() = fingerprint;
+    options.security = security_;
     options.on_change = std::move(changed);
     return options;
   }
@@ -135,6 +137,7 @@ class PrefillRole : public worker::WorkerRole {
   PrefillLoopOptions options_;
   const std::string draft_model_;
   const worker::WorkerOptions worker_options_;
+  process::ChannelSecurity security_;  // of all sessions
   std::unique_ptr<worker::EngineHost> host_;
   std::unique_ptr<runtime::ModelRunner> draft_runner_;  // null without a draft model
   std::unique_ptr<PrefillService> service_;
@@ -159,7 +162,7 @@ int main(int argc, char** argv) {
   baton::process::BlockTerminationSignals();
   const baton::base::FlagsOutcome flags = baton::base::HandleFlags(
       argc, argv, "baton-prefill --model PATH [flags]: computes prompts for decode workers.",
-      {"prefill_worker/main.cc", "worker/worker_flags.cc"});
+      {"prefill_worker/main.cc", "worker/worker_flags.cc", "engine/process/tls"});
   if (!flags.go_on) return flags.exit_code;
   const baton::worker::WorkerOptions options = baton::worker::WorkerOptionsFromFlags();
   const baton::prefill::PrefillLoopOptions loop_options = baton::prefill::LoopOptions(options);

@@ -55,8 +55,8 @@ absl::StatusOr<PeerTable::Opened> PeerClient::Impl::Open(const std::string& addr
     base::MutexLock lock(&mutex);
     ++open_sessions;
   }
-  const std::shared_ptr<PeerSession> session =
-      PeerSession::Start(address, options.sender.hello, [this] { SessionEnded(); });
+  const std::shared_ptr<PeerSession> session = PeerSession::Start(
+      address, options.security, options.sender.hello, [this] { SessionEnded(); });
   opened.stream = session;
   auto create = [&]() -> absl::Status {
     BATON_ASSIGN_OR_RETURN(const worker::v1::Hello hello,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "baton/worker/v1/peer.pb.h"
+#include "engine/process/channel.h"
 #include "kvtransfer/sender.h"
 #include "prefill_worker/prefill_loop.h"
 
@@ -17,6 +18,7 @@ namespace baton::prefill {
 struct PeerClientOptions {
   // For the sender of each session. Its `hello` is ours.
   kvtransfer::SenderOptions sender;
+  process::ChannelSecurity security;  // of the control streams
   // Until the peer's Hello; connecting the data plane has its own limit.
   absl::Duration hello_timeout = absl::Seconds(5);
   // Above it no new addresses are taken.

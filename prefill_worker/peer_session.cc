@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "engine/process/channel.h"
 #include "engine/process/grpc_status.h"
 
 namespace baton::prefill {
@@ -13,11 +12,12 @@ using worker::v1::Hello;
 using worker::v1::PeerMessage;
 
 std::shared_ptr<PeerSession> PeerSession::Start(const std::string& address,
+                                                const process::ChannelSecurity& security,
                                                 const Hello& hello,
                                                 std::function<void()> on_end) {
   auto session = std::shared_ptr<PeerSession>(new PeerSession(std::move(on_end)));
   session->self_ = session;
-  session->channel_ = process::MakeChannel(address);
+  session->channel_ = process::MakeChannel(address, security);
   session->stub_ = worker::v1::Peer::NewStub(session->channel_);
   // A first connection that fails, on a busy machine perhaps, is tried again until WaitForHello
   // gives up.

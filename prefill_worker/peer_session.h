@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "baton/worker/v1/peer.grpc.pb.h"
 #include "engine/base/mutex.h"
+#include "engine/process/channel.h"
 #include "engine/process/stream_writer.h"
 #include "kvtransfer/peer_link.h"
 #include "kvtransfer/sender.h"
@@ -26,6 +27,7 @@ class PeerSession
  public:
   // Opens the stream and says Hello.
   static std::shared_ptr<PeerSession> Start(const std::string& address,
+                                            const process::ChannelSecurity& security,
                                             const worker::v1::Hello& hello,
                                             std::function<void()> on_end);
 

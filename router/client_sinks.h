@@ -24,13 +24,16 @@ namespace baton::router {
 template <typename Reactor, typename Self>
 class CallReactor : public Reactor, public std::enable_shared_from_this<Self> {
  public:
-  // `absolute_deadline` tells a client that gave up from one whose time was over.
+  // `absolute_deadline` tells a client that gave up from one whose time was over. `place` is its
+  // token's, given back when gRPC is done with the call.
   void Bind(std::shared_ptr<GenerateCall> call,
             absl::Time absolute_deadline,
-            absl::Duration slack) {
+            absl::Duration slack,
+            std::shared_ptr<void> place) {
     self_ = this->shared_from_this();
     call_ = std::move(call);
     deadline_ = absolute_deadline - slack;
+    place_ = std::move(place);
   }
   explicit CallReactor(grpc::CallbackServerContext* context) : context_(context) {}
   void OnCancel() override {
@@ -44,6 +47,7 @@ class CallReactor : public Reactor, public std::enable_shared_from_this<Self> {
   }
   void OnDone() override {
     call_.reset();
+    place_.reset();
     const std::shared_ptr<Self> self = std::move(self_);
   }
 
@@ -52,6 +56,7 @@ class CallReactor : public Reactor, public std::enable_shared_from_this<Self> {
   std::shared_ptr<Self> self_;  // from Bind to OnDone
   std::shared_ptr<GenerateCall> call_;
   absl::Time deadline_;
+  std::shared_ptr<void> place_;
 };
 
 // Two messages of one answer as one, unless the first is its last.

@@ -90,7 +90,7 @@ absl::Status GenerateCall::Prepare(EncodedPrompt prompt) {
   for (uint32_t i = 0; i < sampling_.n(); ++i)
     answers_.emplace_back(i, prompt_tokens(), sampling_, assembler);
   last_token_.resize(sampling_.n());
-  if (const auto hasher = deps_.table->MakeHasher(request_.request->cache_salt())) {
+  if (const auto hasher = deps_.table->MakeHasher(cache_salt())) {
     for (const kv::BlockHash& hash : hasher->HashBlocks(prompt_ids_))
       prompt_keys_.push_back(KeyOf(hash));
   }

@@ -82,6 +82,8 @@ struct CallRequest {
   absl::Duration deadline;
   TraceContext trace;
   std::string tenant;  // who shares fairly with whom
+  // Who shares cached prefixes with whom, instead of the request's own salt.
+  std::optional<std::string> cache_salt;
 };
 
 // Thread-safe. Shared, because workers' events may arrive after the client has gone: each open leg
@@ -114,6 +116,9 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
   void OpenDecode(Attempt* attempt);
   void OpenPrefill(Attempt* attempt);
   worker::v1::RequestSpec MakeSpec(const Attempt& attempt) const;
+  const std::string& cache_salt() const {
+    return request_.cache_salt.has_value() ? *request_.cache_salt : request_.request->cache_salt();
+  }
   uint32_t prompt_tokens() const { return static_cast<uint32_t>(prompt_ids_.size()); }
   uint32_t sent_tokens() const;
   uint32_t sent_tokens(const Attempt& attempt) const;

@@ -153,7 +153,7 @@ worker::v1::RequestSpec GenerateCall::MakeSpec(const Attempt& attempt) const {
   *spec.mutable_sampling() = sampling_;
   spec.mutable_sampling()->set_n(attempt.num_choices);
   spec.mutable_sampling()->set_first_choice(attempt.first_choice);
-  spec.set_cache_salt(request_.request->cache_salt());
+  spec.set_cache_salt(cache_salt());
   spec.set_priority(WorkerPriority(request_.request->priority()));
   spec.set_traceparent(request_.trace.Header());
   return spec;

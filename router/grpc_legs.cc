@@ -123,13 +123,14 @@ class GrpcDecodeLeg : public DecodeLeg {
 
 }  // namespace
 
-WorkerChannels::WorkerChannels() = default;
+WorkerChannels::WorkerChannels(process::ChannelSecurity security)
+    : security_(std::move(security)) {}
 WorkerChannels::~WorkerChannels() = default;
 
 std::shared_ptr<grpc::Channel> WorkerChannels::of(const std::string& address) const {
   base::MutexLock lock(&mutex_);
   std::shared_ptr<grpc::Channel>& channel = channels_[address];
-  if (channel == nullptr) channel = process::MakeChannel(address);
+  if (channel == nullptr) channel = process::MakeChannel(address, security_);
   return channel;
 }
 

@@ -11,6 +11,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/mutex.h"
+#include "engine/process/channel.h"
 #include "router/legs.h"
 #include "router/timers.h"
 #include "router/worker_table.h"
@@ -24,7 +25,7 @@ namespace baton::router {
 // One channel per worker, shared by everything that talks to it. Thread-safe.
 class WorkerChannels {
  public:
-  WorkerChannels();
+  explicit WorkerChannels(process::ChannelSecurity security);
   ~WorkerChannels();
   // Made when it is first asked for.
   std::shared_ptr<grpc::Channel> of(const std::string& address) const;
@@ -32,6 +33,7 @@ class WorkerChannels {
   void Forget(const std::string& address);
 
  private:
+  const process::ChannelSecurity security_;
   mutable base::Mutex mutex_;
   mutable std::map<std::string, std::shared_ptr<grpc::Channel>> channels_ ABSL_GUARDED_BY(mutex_);
 };

@@ -4,8 +4,6 @@
 #include <fstream>
 #include <utility>
 
-#include <openssl/crypto.h>
-
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -20,7 +18,6 @@
 #include "engine/base/json.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/version.h"
-#include "engine/process/channel.h"
 #include "engine/process/grpc_status.h"
 #include "router/live_page_html.h"
 
@@ -109,9 +106,9 @@ absl::StatusOr<std::string> ReadPageToken(const std::string& path) {
   return token;
 }
 
-void LivePage::SetAddress(const std::string& address) {
+void LivePage::SetChannel(std::shared_ptr<grpc::Channel> channel) {
   base::MutexLock lock(&mutex_);
-  address_ = address;
+  channel_ = std::move(channel);
 }
 
 process::Exposer::Routes LivePage::Routes(std::function<void(v1::GetStatusResponse*)> fill) {
@@ -123,22 +120,34 @@ process::Exposer::Routes LivePage::Routes(std::function<void(v1::GetStatusRespon
   };
   routes["/api/live"] = [this, fill = std::move(fill)](const HttpRequest& request,
                                                        HttpResponder* responder) {
-    if (MayPass(request, responder)) SendData(fill, responder);
+    if (MayLook(request, responder)) SendData(fill, responder);
   };
   routes["/api/try"] = [this](const HttpRequest& request, HttpResponder* responder) {
-    if (MayPass(request, responder)) Try(request, responder);
+    if (MayTry(request, responder)) Try(request, responder);
   };
   return routes;
 }
 
-bool LivePage::MayPass(const HttpRequest& request, HttpResponder* responder) const {
-  if (options_.token.empty()) return true;
+bool LivePage::MayLook(const HttpRequest& request, HttpResponder* responder) const {
+  if (options_.token.empty() && options_.tokens == nullptr) return true;
   absl::string_view given = request.authorization;
-  const bool right = absl::ConsumePrefix(&given, "Bearer ") &&
-                     given.size() == options_.token.size() &&
-                     CRYPTO_memcmp(given.data(), options_.token.data(), given.size()) == 0;
-  if (!right) responder->Send(ErrorPage(401, "the page's token is needed"));
+  const bool is_page_token = !options_.token.empty() && absl::ConsumePrefix(&given, "Bearer ") &&
+                             SameDigest(DigestOf(given), DigestOf(options_.token));
+  const bool right =
+      is_page_token ||
+      (options_.tokens != nullptr &&
+       options_.tokens->Enter(request.authorization, CallCost::kNothing).status().ok());
+  if (!right) responder->Send(ErrorPage(401, "a token is needed"));
   return right;
+}
+
+// What is tried is a call as any other: the page's own token is none of the service's.
+bool LivePage::MayTry(const HttpRequest& request, HttpResponder* responder) const {
+  if (options_.tokens == nullptr) return MayLook(request, responder);
+  const absl::Status entered =
+      options_.tokens->Enter(request.authorization, CallCost::kNothing).status();
+  if (!entered.ok()) responder->Send(ErrorPage(401, std::string(entered.message())));
+  return entered.ok();
 }
 
 void LivePage::SendData(const std::function<void(v1::GetStatusResponse*)>& fill,
@@ -167,24 +176,26 @@ void LivePage::Try(const HttpRequest& request, HttpResponder* responder) {
   const absl::StatusOr<v1::GenerateRequest> wanted = ParseTry(request.body);
   if (!wanted.ok()) return responder->Send(ErrorPage(400, std::string(wanted.status().message())));
   if (num_tries_.fetch_add(1) < kMaxTries) {
-    Stream(*wanted, responder);
+    Stream(*wanted, request.authorization, responder);
   } else {
     responder->Send(ErrorPage(429, "others are trying prompts: wait a moment"));
   }
   num_tries_.fetch_sub(1);
 }
 
-void LivePage::Stream(const v1::GenerateRequest& request, HttpResponder* responder) {
-  std::string address;
+void LivePage::Stream(const v1::GenerateRequest& request,
+                      const std::string& authorization,
+                      HttpResponder* responder) {
+  std::shared_ptr<grpc::Channel> channel;
   {
     base::MutexLock lock(&mutex_);
-    address = absl::StartsWith(address_, "0.0.0.0:")
-                  ? absl::StrCat("127.0.0.1:", absl::StripPrefix(address_, "0.0.0.0:"))
-                  : address_;
+    channel = channel_;
   }
-  const auto stub = v1::Generation::NewStub(process::MakeChannel(address));
+  if (channel == nullptr) return responder->Send(ErrorPage(503, "the router is starting"));
+  const auto stub = v1::Generation::NewStub(channel);
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kTryTimeout));
+  if (options_.tokens != nullptr) context.AddMetadata("authorization", authorization);
   const auto reader = stub->Generate(&context, request);
   responder->Begin("application/x-ndjson; charset=utf-8");
   v1::GenerateResponse response;

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -13,12 +14,20 @@
 
 #include "engine/process/exposer.h"
 #include "router/live_page_json.h"
+#include "router/token_gate.h"
+
+namespace grpc {
+class Channel;
+}  // namespace grpc
 
 namespace baton::router {
 
 struct LivePageOptions {
   bool read_only = false;  // nothing can be tried
-  std::string token;       // what data is asked for with, as a bearer token; empty: nothing
+  std::string token;       // what data is asked for with, as a bearer token
+  // Whose tokens show data too, and which prompts are tried with. Null: none. Without either
+  // everybody may look and try.
+  TokenGate* tokens = nullptr;
 };
 
 // Thread-safe.
@@ -28,24 +37,29 @@ class LivePage {
 
   // Every request that has ended.
   void Note(const RequestReport& report) { history_.Note(report); }
-  // Where the router's own gRPC server listens: prompts are tried through it, as any client's.
-  void SetAddress(const std::string& address);
+  // To the router's own gRPC server: prompts are tried through it, as any client's. Shared, as
+  // gRPC's stubs want it.
+  void SetChannel(std::shared_ptr<grpc::Channel> channel);
 
   // "/" (the page), "/api/live" (its data) and "/api/try" (POST a prompt, its answer streams as
   // JSON Lines). `fill` is asked for workers and load. The page outlives the server.
   process::Exposer::Routes Routes(std::function<void(v1::GetStatusResponse*)> fill);
 
  private:
-  bool MayPass(const process::HttpRequest& request, process::HttpResponder* responder) const;
+  bool MayLook(const process::HttpRequest& request, process::HttpResponder* responder) const;
+  bool MayTry(const process::HttpRequest& request, process::HttpResponder* responder) const;
   void SendData(const std::function<void(v1::GetStatusResponse*)>& fill,
                 process::HttpResponder* responder) const;
   void Try(const process::HttpRequest& request, process::HttpResponder* responder);
-  void Stream(const v1::GenerateRequest& request, process::HttpResponder* responder);
+  // With the visitor's `authorization`, as any client's call.
+  void Stream(const v1::GenerateRequest& request,
+              const std::string& authorization,
+              process::HttpResponder* responder);
 
   const LivePageOptions options_;
   RequestHistory history_;
   base::Mutex mutex_;
-  std::string address_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<grpc::Channel> channel_ ABSL_GUARDED_BY(mutex_);
   std::atomic<int> num_tries_{0};
 };
 

@@ -7,6 +7,7 @@
 #include "engine/base/flags.h"
 #include "engine/base/log.h"
 #include "engine/process/server_process.h"
+#include "engine/process/tls_flags.h"
 #include "router/router.h"
 #include "router/router_options.h"
 
@@ -96,6 +97,10 @@ ROUTER_FLAG(std::string,
 ROUTER_FLAG(std::string,
             page_token_file,
             "File with the token that the live page asks its visitors for; empty: none.");
+ROUTER_FLAG(std::string,
+            token_file,
+            "File of the bearer tokens that clients must call with, read again when it changes; "
+            "empty: anybody may call.");
 ROUTER_FLAG(std::string, log_level, "debug, info, warning or error.");
 #undef ROUTER_FLAG
 
@@ -111,6 +116,7 @@ RouterOptions OptionsFromFlags() {
   options.prefill = absl::GetFlag(FLAGS_prefill);
   options.decode = absl::GetFlag(FLAGS_decode);
   options.listen = absl::GetFlag(FLAGS_listen);
+  options.tls = process::TlsOptionsFromFlags();
   options.http_port = absl::GetFlag(FLAGS_http_port);
   options.health_port = absl::GetFlag(FLAGS_health_port);
   options.metrics_compat = absl::GetFlag(FLAGS_metrics_compat);
@@ -138,6 +144,7 @@ RouterOptions OptionsFromFlags() {
   options.drain_timeout = absl::GetFlag(FLAGS_drain_timeout);
   options.page = absl::GetFlag(FLAGS_page);
   options.page_token_file = absl::GetFlag(FLAGS_page_token_file);
+  options.token_file = absl::GetFlag(FLAGS_token_file);
   options.log_level = absl::GetFlag(FLAGS_log_level);
   return options;
 }
@@ -151,7 +158,7 @@ int main(int argc, char** argv) {
       baton::base::HandleFlags(argc, argv,
                                "baton-router --model PATH --prefill HOST:PORT,... --decode "
                                "HOST:PORT,...: the clients' entry.",
-                               {"router/main"});
+                               {"router/main", "engine/process/tls"});
   if (!flags.go_on) return flags.exit_code;
   const RouterOptions options = baton::router::OptionsFromFlags();
   const absl::StatusOr<baton::LogLevel> log_level = baton::router::ParseLogLevel(options.log_level);

@@ -63,12 +63,17 @@ struct Router::Impl {
        const ResolvedOptions& resolved,
        ModelFacts model,
        std::unique_ptr<RoutePolicy> route_policy,
+       std::unique_ptr<TokenGate> token_gate,
        std::string page_token)
       : facts(std::move(model)),
         metrics(base::Metrics::Create(base::Role::kRouter, facts.name)),
         router_metrics(metrics.get()),
-        page({.read_only = options.page != "full", .token = std::move(page_token)}),
+        tokens(std::move(token_gate)),
+        page({.read_only = options.page != "full",
+              .token = std::move(page_token),
+              .tokens = tokens.get()}),
         table(TableOptions(options, resolved, facts, metrics.get())),
+        channels(process::MakeChannelSecurity(options.tls.client)),
         policy(std::move(route_policy)),
         admission(
             AdmissionOptionsOf(options, metrics.get()), policy.get(), &table, &timers, &clock),
@@ -102,6 +107,7 @@ struct Router::Impl {
     out.encoder_pool = &encoder;
     out.request_timeout_max = options.request_timeout_max;
     out.client_buffer_tokens = static_cast<size_t>(options.client_buffer);
+    out.tokens = tokens.get();
     out.draining = [this] {
       const process::ServerProcess* server = server_ptr.load();
       return server != nullptr && server->draining();
@@ -130,6 +136,7 @@ struct Router::Impl {
   const ModelFacts facts;
   const std::unique_ptr<base::Metrics> metrics;
   const RouterMetrics router_metrics;
+  const std::unique_ptr<TokenGate> tokens;  // null: everybody may call
   LivePage page;
   WorkerTable table;
   WorkerChannels channels;
@@ -157,13 +164,17 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Start(const RouterOptions& optio
             LogField("vocab_size", facts.config.vocab_size),
             LogField("chat_template", facts.chat.has_value() ? facts.chat->name() : "none"));
   BATON_ASSIGN_OR_RETURN(std::string page_token, ReadPageToken(options.page_token_file));
+  std::unique_ptr<TokenGate> tokens;
+  if (!options.token_file.empty()) {
+    BATON_ASSIGN_OR_RETURN(tokens, TokenGate::Create({.path = options.token_file}));
+  }
   RoutePolicyOptions policy_options;
   policy_options.local_prefill_tokens = static_cast<uint32_t>(options.local_prefill_tokens);
   policy_options.long_prompt_share = options.long_prompt_share;
   BATON_ASSIGN_OR_RETURN(std::unique_ptr<RoutePolicy> policy,
                          MakeRoutePolicy(options.policy, policy_options));
   auto impl = std::make_unique<Impl>(options, resolved, std::move(facts), std::move(policy),
-                                     std::move(page_token));
+                                     std::move(tokens), std::move(page_token));
   if (options.page != "off") {
     resolved.server.routes = impl->page.Routes(
         [impl = impl.get()](v1::GetStatusResponse* status) { impl->service.FillStatus(status); });
@@ -172,7 +183,7 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Start(const RouterOptions& optio
                          process::ServerProcess::Start(resolved.server, impl->metrics.get(),
                                                        {impl->service.service()}));
   impl->server_ptr.store(impl->server.get());
-  impl->page.SetAddress(impl->server->grpc_address());
+  impl->page.SetChannel(impl->server->InProcessChannel());
   impl->table.set_on_change([impl = impl.get()] { impl->UpdateReady(); });
   impl->table.set_on_capacity([impl = impl.get()] { impl->admission.Pump(); });
   impl->watch =

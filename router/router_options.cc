@@ -137,7 +137,10 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const RouterOptions& options) {
       }
     }
   }
+  BATON_RETURN_IF_ERROR(CheckTls(options.tls.server, options.listen));
+  BATON_RETURN_IF_ERROR(CheckTls(options.tls.client));
   out.server.listen = options.listen;
+  out.server.tls = options.tls.server;
   out.server.http_port = options.http_port;
   out.server.health_port = options.health_port;
   out.server.metrics_compat = options.metrics_compat;

@@ -11,6 +11,7 @@
 
 #include "engine/base/log.h"
 #include "engine/process/server_process.h"
+#include "engine/process/tls.h"
 #include "router/discovery.h"
 #include "router/route_policy.h"
 
@@ -24,6 +25,7 @@ struct RouterOptions {
   std::string prefill;
   std::string decode;
   std::string listen = "127.0.0.1:50051";
+  process::TlsOptions tls;  // of `listen`, and of the calls to workers
   int32_t http_port = 8000;
   int32_t health_port = -1;
   std::string metrics_compat = "none";
@@ -51,6 +53,7 @@ struct RouterOptions {
   absl::Duration drain_timeout = absl::Seconds(60);
   std::string page = "full";    // the live page on the HTTP port: full, read-only, off
   std::string page_token_file;  // what the page's data is asked for with; empty: nothing
+  std::string token_file;       // of bearer tokens that clients call with; empty: anybody may
   std::string log_level = "info";
 };
 

@@ -22,6 +22,7 @@ namespace {
 
 constexpr char kRequestIdKey[] = "x-request-id";
 constexpr char kRequestLabelKey[] = "x-request-label";
+constexpr char kAuthorizationKey[] = "authorization";
 constexpr char kTraceKey[] = "traceparent";
 constexpr char kFairnessKey[] = "x-llm-d-inference-fairness-id";  // who shares fairly with whom
 constexpr size_t kMaxEchoBytes = 256;
@@ -157,6 +158,7 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
                                      const v1::TokenizeRequest* request,
                                      v1::TokenizeResponse* response) override {
+    if (auto* const refused = Refuse(context, CallCost::kRequest)) return refused;
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     auto wanted = std::make_shared<v1::GenerateRequest>();
     if (request->has_chat()) {
@@ -179,6 +181,7 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
   grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
                                        const v1::DetokenizeRequest* request,
                                        v1::DetokenizeResponse* response) override {
+    if (auto* const refused = Refuse(context, CallCost::kRequest)) return refused;
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const text::Tokenizer* tokenizer = options_.deps.facts->tokenizer.get();
     const uint32_t vocab_size = options_.deps.facts->config.vocab_size;
@@ -204,6 +207,7 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
   grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
                                          const v1::GetModelInfoRequest*,
                                          v1::GetModelInfoResponse* response) override {
+    if (auto* const refused = Refuse(context, CallCost::kNothing)) return refused;
     const ModelFacts& facts = *options_.deps.facts;
     response->set_name(facts.name);
     response->set_architecture(facts.config.architecture);
@@ -226,6 +230,7 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
   grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* context,
                                        const v1::ListModelsRequest*,
                                        v1::ListModelsResponse* response) override {
+    if (auto* const refused = Refuse(context, CallCost::kNothing)) return refused;
     response->add_names(options_.deps.facts->name);
     return FinishOk(context);
   }
@@ -233,6 +238,7 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest*,
                                       v1::GetStatusResponse* response) override {
+    if (auto* const refused = Refuse(context, CallCost::kNothing)) return refused;
     FillStatus(response);
     return FinishOk(context);
   }
@@ -255,8 +261,30 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
     return reactor;
   }
 
+  // Without tokens everybody is one nameless caller.
+  absl::StatusOr<TokenGate::Caller> Enter(const grpc::CallbackServerContext& context,
+                                          CallCost cost) {
+    if (options_.tokens == nullptr) return TokenGate::Caller();
+    const auto found = context.client_metadata().find(kAuthorizationKey);
+    if (found == context.client_metadata().end()) return options_.tokens->Enter("", cost);
+    return options_.tokens->Enter(absl::string_view(found->second.data(), found->second.size()),
+                                  cost);
+  }
+
+  // The reactor of a call whose token does not let it pass, finished; null when it may.
+  grpc::ServerUnaryReactor* Refuse(grpc::CallbackServerContext* context, CallCost cost) {
+    const absl::Status status = Enter(*context, cost).status();
+    if (status.ok()) return nullptr;
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(process::ToGrpcStatus(status));
+    return reactor;
+  }
+
   // Why a request is not even looked at, and what metrics call that; OK and "" otherwise.
-  std::pair<absl::Status, const char*> Refusal(const v1::GenerateRequest& request) const {
+  std::pair<absl::Status, const char*> Refusal(const v1::GenerateRequest& request,
+                                               const absl::Status& entered) const {
+    if (!entered.ok())
+      return {entered, absl::IsUnauthenticated(entered) ? "unauthenticated" : "token_limit"};
     if (options_.draining()) {
       return {process::WithRetryInfo(absl::UnavailableError("this router is shutting down"),
                                      kRetryDelay),
@@ -286,7 +314,13 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
     call_request.request = std::make_shared<const v1::GenerateRequest>(request);
     call_request.request_id = id;
     call_request.method = std::move(method);
-    call_request.tenant = TenantOf(*context, request);
+    absl::StatusOr<TokenGate::Caller> caller = Enter(*context, CallCost::kAnswer);
+    if (options_.tokens == nullptr) {
+      call_request.tenant = TenantOf(*context, request);
+    } else if (caller.ok()) {
+      call_request.tenant = caller->tenant;  // not what the client says it is
+      call_request.cache_salt = TenantSalt(caller->tenant, request.cache_salt());
+    }
     call_request.received = options_.deps.clock->Now();
     call_request.deadline = call_request.received + budget;
     call_request.trace = TraceOf(context);
@@ -294,8 +328,9 @@ struct RouterService::Impl : public v1::Generation::CallbackService {
       context->AddInitialMetadata(kTraceKey, call_request.trace.Header());
     auto call =
         std::make_shared<GenerateCall>(options_.deps, std::move(call_request), std::move(sink));
-    reactor->Bind(call, client_deadline, std::min(kDeadlineSlack, (client_deadline - now) / 2));
-    auto [refusal, reason] = Refusal(request);
+    reactor->Bind(call, client_deadline, std::min(kDeadlineSlack, (client_deadline - now) / 2),
+                  caller.ok() ? std::move(caller->place) : nullptr);
+    auto [refusal, reason] = Refusal(request, caller.status());
     call->Start(std::move(refusal), reason);
   }
 

@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 
 #include "router/generate_call.h"
+#include "router/token_gate.h"
 
 namespace grpc {
 class Service;
@@ -24,6 +25,7 @@ struct RouterServiceOptions {
   // Tokens of an answer that its client does not read: above it the answer ends.
   size_t client_buffer_tokens = 8192;
   std::function<bool()> draining;
+  TokenGate* tokens = nullptr;  // null: everybody may call
 };
 
 // Thread-safe.

@@ -2,6 +2,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/time/time.h"
+#include "engine/process/tls_flags.h"
 #include "worker/worker_options.h"
 
 using baton::worker::WorkerOptions;
@@ -115,6 +116,7 @@ WorkerOptions WorkerOptionsFromFlags() {
   options.verify_weights = absl::GetFlag(FLAGS_verify_weights);
   options.served_model_name = absl::GetFlag(FLAGS_served_model_name);
   options.listen = absl::GetFlag(FLAGS_listen);
+  options.tls = process::TlsOptionsFromFlags();
   options.http_port = absl::GetFlag(FLAGS_http_port);
   options.health_port = absl::GetFlag(FLAGS_health_port);
   options.metrics_compat = absl::GetFlag(FLAGS_metrics_compat);

@@ -51,6 +51,8 @@ absl::Status ValidateOptions(const WorkerOptions& options) {
   BATON_RETURN_IF_ERROR(AtLeast("threads", options.threads, 0));
   if (options.tp != 1 && options.tp != 2)
     return absl::InvalidArgumentError(absl::StrCat("--tp=", options.tp, ": accepted: 1, 2"));
+  BATON_RETURN_IF_ERROR(CheckTls(options.tls.server, options.listen));
+  BATON_RETURN_IF_ERROR(CheckTls(options.tls.client));
   if (options.test_block_hash_bits < 1 || options.test_block_hash_bits > 256) {
     return absl::InvalidArgumentError("--test-block-hash-bits: must be in [1, 256]");
   }
@@ -68,6 +70,7 @@ std::string ServedModelName(const WorkerOptions& options) {
 process::ServerOptions ServerOptionsOf(const WorkerOptions& options) {
   process::ServerOptions server;
   server.listen = options.listen;
+  server.tls = options.tls.server;
   server.http_port = options.http_port;
   server.health_port = options.health_port;
   server.metrics_compat = options.metrics_compat;

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "engine/process/server_process.h"
+#include "engine/process/tls.h"
 
 namespace baton::worker {
 
@@ -16,8 +17,9 @@ struct WorkerOptions {
   bool verify_weights = false;    // peers compare all of the weights, not samples of them
   std::string served_model_name;  // empty: the last part of the path
   std::string listen = "127.0.0.1:0";
-  int http_port = 0;                    // /metrics; 0: any free one, -1: none
-  int health_port = -1;                 // grpc.health.v1 alone; 0: any free one, -1: none
+  process::TlsOptions tls;  // of `listen`, and of the sessions that a prefill worker opens
+  int http_port = 0;        // /metrics; 0: any free one, -1: none
+  int health_port = -1;     // grpc.health.v1 alone; 0: any free one, -1: none
   std::string metrics_compat = "none";  // none, vllm
   std::string port_file;
   bool reflection = true;

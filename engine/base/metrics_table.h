@@ -64,7 +64,8 @@
     "reason=exhausted|unavailable|data_loss",                                                     \
     "Further attempts at a request, by what ended the attempt before.")                           \
   X(RouterRejected, "baton_router_rejected_total", kRouter,                                       \
-    "reason=invalid|queue_full|late|deadline|draining|no_worker|unknown_model",                   \
+    "reason=invalid|queue_full|late|deadline|draining|no_worker|unknown_model|unauthenticated|"   \
+    "token_limit",                                                                                \
     "Requests that were never dispatched, by reason; late: a first token that was predicted to "  \
     "come too late.")                                                                             \
   X(RouterSloMet, "baton_router_slo_met_total", kRouter, "slo=ttft|tpot",                         \

@@ -7,13 +7,22 @@
 
 namespace grpc {
 class Channel;
+class ChannelCredentials;
 }  // namespace grpc
 
 namespace baton::process {
 
-// `address` is host:port. Plaintext, 16 MiB messages, keepalive that notices a dead peer within
-// seconds, quick reconnects (at most 1 s between tries) and no use of HTTP proxies. Each channel
-// has connections of its own. Shared because gRPC's stubs share their channel.
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address);
+// How channels are secured (tls.h makes it). Without credentials: plaintext. Shared, because gRPC's
+// channels share their credentials.
+struct ChannelSecurity {
+  std::shared_ptr<grpc::ChannelCredentials> credentials;
+  std::string server_name;  // whom certificates must name; empty: the host of the address
+};
+
+// `address` is host:port. 16 MiB messages, keepalive that notices a dead peer within seconds, quick
+// reconnects (at most 1 s between tries) and no use of HTTP proxies. Each channel has connections
+// of its own. Shared because gRPC's stubs share their channel.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
+                                           const ChannelSecurity& security = {});
 
 }  // namespace baton::process

@@ -11,6 +11,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "grpcpp/channel.h"
 #include "grpcpp/ext/channelz_service_plugin.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
@@ -127,13 +128,14 @@ struct ServerProcess::Impl {
 
 absl::Status ServerProcess::Impl::StartGrpc(const std::vector<grpc::Service*>& services) {
   BATON_ASSIGN_OR_RETURN(const HostPort address, ParseAddress(options.listen));
+  BATON_RETURN_IF_ERROR(CheckTls(options.tls, options.listen));
   host = address.host;
   grpc::EnableDefaultHealthCheckService(true);
   if (options.reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   if (options.channelz) grpc::channelz::experimental::InitChannelzService();
   grpc::ServerBuilder builder;
   SetChannelArguments(options, &builder);
-  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &grpc_port);
+  builder.AddListeningPort(options.listen, MakeServerCredentials(options.tls), &grpc_port);
   for (grpc::Service* service : services) builder.RegisterService(service);
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
   interceptors.push_back(MakeServerInterceptorFactory(metrics, &calls_in_flight));
@@ -237,7 +239,7 @@ absl::StatusOr<std::unique_ptr<ServerProcess>> ServerProcess::Start(
                                       process->health_port()));
   if (options.handle_signals) process->impl_->StartSignalThread();
   BATON_LOG(Info, "listening", LogField("grpc", process->grpc_address()),
-            LogField("http_port", process->http_port()));
+            LogField("tls", TlsMode(options.tls)), LogField("http_port", process->http_port()));
   return process;
 }
 
@@ -251,6 +253,10 @@ int ServerProcess::http_port() const {
 int ServerProcess::health_port() const { return impl_->health_port; }
 std::string ServerProcess::grpc_address() const {
   return absl::StrCat(impl_->host, ":", impl_->grpc_port);
+}
+
+std::shared_ptr<grpc::Channel> ServerProcess::InProcessChannel() {
+  return impl_->server->InProcessChannel(grpc::ChannelArguments());
 }
 
 void ServerProcess::SetReady(bool ready) {

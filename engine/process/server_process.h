@@ -27,8 +27,10 @@
 
 #include "engine/base/metrics.h"
 #include "engine/process/exposer.h"
+#include "engine/process/tls.h"
 
 namespace grpc {
+class Channel;
 class Service;
 }  // namespace grpc
 
@@ -36,6 +38,7 @@ namespace baton::process {
 
 struct ServerOptions {
   std::string listen = "127.0.0.1:0";  // host:port of the gRPC server; port 0: any free one
+  TlsServerOptions tls;                // of that port alone
   int http_port = 0;                   // /metrics, /health, /ready, /; 0: any free one, -1: none
   // A port of its own for grpc.health.v1, in plain text and without credentials, as Kubernetes'
   // probes want it. The main port answers health too. 0: any free one, -1: none.
@@ -79,7 +82,8 @@ class ServerProcess {
  public:
   // `metrics` and `services` outlive the result. Services are open from here on: they must answer
   // UNAVAILABLE until they can serve. Errors: INVALID_ARGUMENT for an address that cannot be
-  // parsed, UNAVAILABLE when a port cannot be had, the file system's error for the port file.
+  // parsed and as CheckTls, UNAVAILABLE when a port cannot be had, the file system's error for the
+  // port file.
   static absl::StatusOr<std::unique_ptr<ServerProcess>> Start(
       const ServerOptions& options,
       base::Metrics* metrics,
@@ -93,6 +97,8 @@ class ServerProcess {
   int health_port() const;  // -1: none
   // host:port under which the gRPC server listens.
   std::string grpc_address() const;
+  // To the gRPC server, without a socket or TLS. Shared, as gRPC's stubs want it.
+  std::shared_ptr<grpc::Channel> InProcessChannel();
 
   // Health "readiness" and health_services, and /ready. May go back and forth; stays false once
   // draining. Health "" is SERVING from the start until the drain; "liveness" and /health answer to

@@ -86,6 +86,7 @@ def test_the_crd_checker_finds_what_is_wrong():
 @pytest.mark.parametrize("settings, words", [
     ("router.replica=1", "replica"), ("layout=ring", "layout"), ("layout=slice,topology=single", "topology"), ("decode.gpus=3", "gpus"),
     ("device=cuda,decode.gpus=0", "gpus"), ("ports.grpc=80", "grpc"), ("model.kvDtype=int3", "kvDtype"), ("image.digest=sha256:1", "digest"),
+    ("tls.enabled=true", "secretName"), ("tls.enabled=true,tls.secretName=x", "serverName"),
     ("layout=lws,decode.autoscaling.enabled=true", "autoscaling"), ("decode.chunkTokens=32", "chunkTokens"), ("prefill.replicas=0", "replicas"),
 ])
 def test_the_schema_refuses_values_that_cannot_work(settings, words):
@@ -99,8 +100,36 @@ def test_readme_explains_every_value():
     assert explained == paths, (explained ^ paths)
 
 
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory):
+    """What the chart mounts under /etc/baton, as files."""
+    folder = tmp_path_factory.mktemp("etc")
+    for name in ("tls", "tokens"):
+        (folder / name).mkdir()
+    run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", folder / "tls/tls.key", "-out", folder / "tls/tls.crt", "-days", "2", "-subj", "/CN=test")
+    (folder / "tls/ca.crt").write_bytes((folder / "tls/tls.crt").read_bytes())
+    (folder / "tokens/tokens").write_text("test secret:0123456789abcdef\n")
+    return folder
+
+
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_flags_are_those_of_the_binaries(name):
+def test_every_port_has_tls_or_says_that_it_has_none(name):
+    for workload, template in pod_templates(render(name)):
+        for container in template["spec"]["containers"]:
+            args = container["args"]
+            if container["command"][0] == "baton":
+                continue
+            assert ("--allow-plaintext" in args) != any(a.startswith("--tls-cert=") for a in args), workload
+            if "--allow-plaintext" not in args and container["command"][0] != "baton-router":
+                assert any(a.startswith("--tls-client-ca=") for a in args), "workers take only our own"
+            mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+            for argument in args:
+                if "/etc/baton/" in argument:
+                    assert os.path.dirname(argument.split("=", 1)[1]) in mounted, argument
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_flags_are_those_of_the_binaries(name, secrets):
     """Each rendered command line is taken apart by the binary itself: it must fail for the model that is not there, and for nothing else."""
     seen = 0
     for workload, template in pod_templates(render(name)):
@@ -112,7 +141,7 @@ def test_flags_are_those_of_the_binaries(name):
                 if argument.startswith("--"):
                     assert argument[2:].split("=")[0] in known, f"{workload}: {binary} has no {argument}"
             if binary != "baton":
-                args = [a.replace("$(POD_IP)", "127.0.0.1") for a in container["args"]]
+                args = [a.replace("$(POD_IP)", "127.0.0.1").replace("/etc/baton", str(secrets)) for a in container["args"]]
                 result = run(BIN / binary, *args, check=False)
                 assert result.returncode == 1 and flag(container, "model") in result.stderr, result.stderr
             seen += 1
@@ -172,7 +201,7 @@ def test_pods_fit_the_restricted_profile(name):
             assert own["allowPrivilegeEscalation"] is False and own["readOnlyRootFilesystem"] is True, workload
             assert own["capabilities"]["drop"] == ["ALL"] and own["capabilities"].get("add") in allowed, workload
             mounts = {mount["name"]: mount for mount in container.get("volumeMounts", [])}
-            assert not mounts or mounts["model"]["readOnly"] is True
+            assert all(mount.get("readOnly") for name, mount in mounts.items() if name != "tmp"), workload
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -13,15 +13,33 @@ sys.path.insert(0, str(ROOT / "tests/e2e"))
 GUIDE = (ROOT / "docs/operate.md").read_text()
 BIN = ROOT / os.environ.get("BATON_BUILD_DIR", "build") / "bin"
 TINY = ROOT / "tests/data/models/tiny-qwen3"
+# What must be there before the secure service of the guide starts: certificates and tokens.
+SETUP = [line for block in re.findall(r"^```sh setup\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL) for line in block.strip().splitlines()]
 COMMANDS = [line for block in re.findall(r"^```sh\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL) for line in block.strip().splitlines()]
 
 
 @pytest.fixture(scope="module")
-def environment():
+def environment(tmp_path_factory):
+    import grpc
     import harness
-    with harness.Service(TINY) as service:
-        path = os.pathsep.join([str(BIN), str(TOOLS / "bin"), os.environ["PATH"]])
-        yield {**os.environ, "PATH": path, "MODEL": str(TINY), "ROUTER": service.router.address, "HTTP": f"http://127.0.0.1:{service.router.http_port}"}
+    secrets = tmp_path_factory.mktemp("secrets")
+    path = os.pathsep.join([str(BIN), str(TOOLS / "bin"), os.environ["PATH"]])
+    found = {**os.environ, "PATH": path, "MODEL": str(TINY), "SECRETS": str(secrets)}
+    for command in SETUP:
+        subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, env=found, capture_output=True, check=True)
+    # Flags as the guide gives them, but for the addresses.
+    flags = {name: secure_flags(f"baton-{name}", secrets) for name in ("prefill", "decode", "router")}
+    credentials = grpc.ssl_channel_credentials((secrets / "ca.crt").read_bytes())
+    with harness.Service(TINY) as service, harness.Service(TINY, prefill_flags=flags["prefill"], decode_flags=flags["decode"], router_flags=flags["router"], credentials=credentials,
+                                                           token=(secrets / "token").read_text().strip()) as secure:
+        yield {**found, "ROUTER": service.router.address, "HTTP": f"http://127.0.0.1:{service.router.http_port}",
+               "SECURE_ROUTER": secure.router.address, "SECURE_HTTP": f"http://127.0.0.1:{secure.router.http_port}"}
+
+
+def secure_flags(binary, secrets):
+    line = next(line for line in re.findall(rf"^    {binary} .*$", GUIDE, re.MULTILINE) if "--tls-cert" in line)
+    return tuple(f"{name}={value.replace('$SECRETS', str(secrets))}" if value else name
+                 for name, value in re.findall(r"(--(?:tls|token|allow)[a-z-]*)(?: ([^-\s]\S*))?", line))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -49,6 +49,18 @@ from baton.v1 import generation_pb2 as pb  # noqa: E402
 from baton.v1 import generation_pb2_grpc as pb_grpc  # noqa: E402
 
 
+class Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Sends a token with every call."""
+
+    def __init__(self, token):
+        self.entry = ("authorization", f"Bearer {token}")
+
+    def _call(self, continuation, details, request):
+        return continuation(details._replace(metadata=[*(details.metadata or ()), self.entry]), request)
+
+    intercept_unary_unary = intercept_unary_stream = _call
+
+
 class Process:
     """One of our binaries: its log, its ports, its metrics. `prefix` is a command that becomes the binary, on another host perhaps."""
 
@@ -165,11 +177,12 @@ class Service:
     """A router with its workers. Use as a context manager."""
 
     def __init__(self, model, topology="pd", prefill=1, decode=1, worker_flags=(), prefill_flags=(), decode_flags=(),
-                 router_flags=(), wait=True, kv_blocks=256, threads=1, worker_bin=BIN, network=None):
+                 router_flags=(), wait=True, kv_blocks=256, threads=1, worker_bin=BIN, network=None, credentials=None, token=None):
         LOGS.mkdir(parents=True, exist_ok=True)
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="service-", dir=LOGS))
         self.topology, self.model = topology, model
         self.network = network or OneHost()
+        self.credentials, self.token = credentials, token  # how tests call the router: TLS (None: plaintext), bearer token
         common = [f"--model={model}", "--http-port=0"]
         worker = common + [f"--threads={threads}", f"--num-blocks={kv_blocks}", *worker_flags]
         self.prefill = [self.network.start(f"prefill-{i}", [worker_bin / "baton-prefill", *worker, *prefill_flags], self.directory)
@@ -216,7 +229,12 @@ class Service:
     def new_channel(self, **options):
         arguments = [("grpc.max_receive_message_length", 16 << 20), ("grpc.max_send_message_length", 16 << 20),
                      ("grpc.use_local_subchannel_pool", 1), *options.items()]
-        return grpc.insecure_channel(self.network.address(self.router), options=arguments)
+        address = self.network.address(self.router)
+        if self.credentials is None:
+            channel = grpc.insecure_channel(address, options=arguments)
+        else:
+            channel = grpc.secure_channel(address, self.credentials, options=arguments)
+        return grpc.intercept_channel(channel, Bearer(self.token)) if self.token else channel
 
     def status(self):
         return self.stub.GetStatus(pb.GetStatusRequest(), timeout=5 * SLOWNESS)

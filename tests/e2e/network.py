@@ -70,7 +70,7 @@ class Hosts:
         self._hosts[name] = (namespace, port)
         self._switch.run(f"ip link add name {port} type veth peer name eth0 netns {namespace.holder.pid}; ip link set {port} master switch up")
         namespace.run(f"ip address add {host}/24 dev eth0; ip link set eth0 up")
-        flags = [f"--listen={host}:0"]
+        flags = [f"--listen={host}:0", "--allow-plaintext"]
         if name.startswith("decode"):
             flags.append(f"--kv-listen={host}:0")
         return Process(name, [*argv, *flags], directory, host=host, prefix=namespace.prefix)

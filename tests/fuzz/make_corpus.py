@@ -113,7 +113,60 @@ def make_frames():
     write("frame", "no_token", b"\0" + frame(1, b"x") + head)
 
 
+def varint(value):
+    out = b""
+    while value > 127:
+        out, value = out + bytes([value & 127 | 128]), value >> 7
+    return out + bytes([value])
+
+
+def field(number, value):
+    """One field of a protobuf message: int, float or bytes."""
+    if isinstance(value, float):
+        return varint(number << 3 | 5) + struct.pack("<f", value)
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value & (1 << 64) - 1)
+    raw = value.encode() if isinstance(value, str) else value
+    return varint(number << 3 | 2) + varint(len(raw)) + raw
+
+
+def make_requests():
+    # As request_fuzz.cc reads them: 0 a client's request, 1 a router's, 2 a peer's messages with a length before each.
+    bias = lambda token, value: field(9, field(1, token) + field(2, value))
+    sampling = (field(1, 0.7) + field(2, 40) + field(3, 0.9) + field(5, 1 << 63) + bias(5, -100.0) + field(10, "stop") + field(11, 7) +
+                field(13, 1) + field(14, 16) + field(15, 3) + field(16, 2))
+    ids = b"".join(varint(i) for i in (5, 6, 999))
+    write("request", "ids", b"\0" + field(3, field(1, ids)) + field(6, sampling) + field(8, "salt") + field(11, 3))
+    write("request", "text", b"\0" + field(2, "In the beginning") + field(5, 1) + field(6, field(6, 1.3) + field(7, -2.0) + field(8, 2.0)))
+    write("request", "chat", b"\0" + field(4, field(1, field(1, "user") + field(2, "hello")) + field(3, 1)) + field(6, field(10, "a" * 256)))
+    write("request", "not_numbers", b"\0" + field(3, field(1, ids)) + field(6, field(1, float("nan")) + field(3, float("inf")) + bias(5, float("nan"))))
+    write("request", "too_much", b"\0" + field(3, field(1, varint(1) * 4096)) + field(6, field(16, (1 << 32) - 1) + field(14, (1 << 32) - 1) + field(2, -5)))
+    inside = (field(1, 1.0) + field(3, 1.0) + field(6, 1.0) + bias(5, 3.0) + field(10, b"\xff\0") + field(11, 7) + field(13, 64) + field(14, -1) + field(15, 1))
+    write("request", "spec", b"\1" + field(1, "req-1") + field(3, ids) + field(4, inside) + field(5, b"salt") + field(7, -1))
+    write("request", "spec_resumed", b"\1" + field(3, ids) + field(4, inside) + field(6, 2))
+    write("request", "spec_choices", b"\1" + field(3, ids) + field(4, inside + field(15, (1 << 32) - 1) + field(16, (1 << 32) - 1)) + field(6, (1 << 32) - 1))
+    handoff = field(1, field(1, "decode") + varint(2 << 3 | 1) + struct.pack("<Q", 7) + field(3, 1))
+    token = field(4, field(3, 9) + field(6, field(1, 3) + field(2, -0.5)))
+    messages = {"commit": field(2, handoff + field(2, 2) + field(3, 640) + token), "quiesced": field(5, handoff), "abort": field(6, handoff + field(2, "no")),
+                "heartbeat": field(7, field(1, 3)), "hello": field(1, field(2, "prefill") + field(3, field(13, 1)))}
+    peer = lambda *names: b"\2" + b"".join(bytes([len(messages[n])]) + messages[n] for n in names)
+    write("request", "peer_commit", peer("heartbeat", "commit", "commit", "quiesced"))
+    write("request", "peer_abort", peer("abort", "abort", "commit"))
+    write("request", "peer_hello", peer("hello", "quiesced", "hello"))
+
+
+def make_token_files():
+    secret = "0123456789abcdef"
+    write("token_file", "all", f"# tokens\nalice secret:{secret} rate=2.5 burst=7 concurrent=3\nbob sha256:{secret * 4} tenant=team expires=2030-01-31T12:00:00Z\n".encode())
+    write("token_file", "header", f"Bearer {secret}\n".encode())
+    write("token_file", "numbers", f"a secret:{secret} rate=1e308 burst=-0 concurrent=4294967296\n".encode())
+    write("token_file", "binary", b"a secret:" + bytes(range(256)) + b" tenant=\xff\n")
+    write("token_file", "twice", f"a secret:{secret}\na secret:{secret}x\n".encode())
+
+
 if __name__ == "__main__":
+    make_requests()
+    make_token_files()
     make_frames()
     make_safetensors()
     make_gguf()

@@ -1,5 +1,8 @@
 // What every transport promises between our own Sender and Receiver, run over each of them.
 
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "kvtransfer/socket.h"
 #include "kvtransfer/transport.h"
 #include "tests/unit/kvtransfer/handoff_pair.h"
 
@@ -373,6 +377,50 @@ TEST(ShmTransportTest, PathSocketIsPrivateAndRemoved) {
   listener->reset();
   EXPECT_NE(access(path.c_str(), F_OK), 0);
   rmdir(dir.c_str());
+}
+
+TEST(ShmTransportTest, AFolderOfOthersIsRefused) {
+  const std::string dir = absl::StrCat(::testing::TempDir(), "/baton-open-", getpid());
+  base::Buffer pool = *base::Buffer::AllocateShared("test", 4096);
+  ListenOptions options;
+  options.pool = &pool;
+  options.socket_dir = dir;
+  ASSERT_EQ(mkdir(dir.c_str(), 0700), 0);
+  EXPECT_TRUE(ListenOn("shm", options).ok());
+  ASSERT_EQ(chmod(dir.c_str(), 0750), 0);
+  EXPECT_EQ(ListenOn("shm", options).status().code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_EQ(chmod(dir.c_str(), 0700), 0);
+  options.socket_dir = dir + "-link";
+  ASSERT_EQ(symlink(dir.c_str(), options.socket_dir.c_str()), 0);
+  EXPECT_EQ(ListenOn("shm", options).status().code(), absl::StatusCode::kFailedPrecondition);
+  unlink(options.socket_dir.c_str());
+  rmdir(dir.c_str());
+}
+
+TEST(ShmTransportTest, TheOtherEndMustBeTheSameUser) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  EXPECT_TRUE(CheckSameUser(ends[0]).ok());
+  if (geteuid() == 0) {
+    // The socket's other end remembers who made it.
+    const auto listener = ListenUnix(absl::StrCat("@baton-test-", getpid()));
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    const pid_t child = fork();
+    if (child == 0) {
+      const bool connected =
+          setuid(65534) == 0 &&
+          ConnectUnix(absl::StrCat("@baton-test-", getppid()), absl::Seconds(20)).ok();
+      _exit(connected ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, 0);
+    const auto accepted = AcceptSocket(listener->get());
+    ASSERT_TRUE(accepted.ok()) << accepted.status();
+    EXPECT_EQ(CheckSameUser(accepted->get()).code(), absl::StatusCode::kFailedPrecondition);
+  }
+  close(ends[0]);
+  close(ends[1]);
 }
 
 TEST(ShmTransportTest, PrivateMemoryIsRefused) {

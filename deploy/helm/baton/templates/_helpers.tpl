@@ -98,10 +98,28 @@ lifecycle:
 terminationMessagePolicy: FallbackToLogsOnError
 {{- end -}}
 
+{{/* Flags of TLS, of a port and of calls to workers: (dict "root" $ "clientCa" true) */}}
+{{- define "baton.tlsArgs" -}}
+{{- if .root.Values.tls.enabled -}}
+- --tls-cert=/etc/baton/tls/tls.crt
+- --tls-key=/etc/baton/tls/tls.key
+{{- if .clientCa }}
+- --tls-client-ca=/etc/baton/tls/ca.crt
+{{- end }}
+- --tls-ca=/etc/baton/tls/ca.crt
+- --tls-server-name={{ .root.Values.tls.serverName }}
+{{- else -}}
+- --allow-plaintext
+{{- end -}}
+{{- end -}}
+
 {{- define "baton.volumeMounts" -}}
 volumeMounts:
   - {name: model, mountPath: {{ .Values.model.mountPath }}, readOnly: true}
   - {name: tmp, mountPath: /tmp}
+  {{- if .Values.tls.enabled }}
+  - {name: tls, mountPath: /etc/baton/tls, readOnly: true}
+  {{- end }}
 {{- end -}}
 
 {{- define "baton.volumes" -}}
@@ -110,6 +128,10 @@ volumes:
     {{- toYaml .Values.model.volume | nindent 4 }}
   - name: tmp
     emptyDir: {sizeLimit: 64Mi}
+  {{- if .Values.tls.enabled }}
+  - name: tls
+    secret: {secretName: {{ .Values.tls.secretName }}, defaultMode: 0440}
+  {{- end }}
 {{- end -}}
 
 {{/* What all pods have in common: (dict "root" "values" "component") */}}
@@ -159,6 +181,7 @@ args:
   - --model={{ $v.model.path }}
   - --served-model-name={{ include "baton.modelName" .root }}
   - --listen=0.0.0.0:{{ $grpc }}
+  {{- include "baton.tlsArgs" (dict "root" .root "clientCa" true) | nindent 2 }}
   - --http-port={{ $metrics }}
   - --health-port={{ $health }}
   - --device={{ $v.device }}
@@ -176,6 +199,9 @@ args:
   - --max-batch={{ .values.maxBatch | int }}
   - --kv-listen=0.0.0.0:{{ $ports.kv }}
   - --kv-advertise-host=$(POD_IP)
+  {{- if $v.tls.enabled }}
+  - --allow-plaintext-kv
+  {{- end }}
   {{- end }}
   - --drain-timeout={{ .drain }}s
   - --metrics-compat={{ $v.metricsCompat }}

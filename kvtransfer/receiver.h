@@ -34,7 +34,7 @@ struct ReceiverOptions {
   std::string tcp_listen_host = "127.0.0.1";
   int tcp_listen_port = 0;         // 0: any
   std::string tcp_advertise_host;  // empty: tcp_listen_host
-  std::string socket_dir;  // private directory of the Unix socket; empty: a fresh one, mode 0700
+  std::string socket_dir;          // private directory of the Unix socket; empty: an abstract name
   // Names reservations: never 0, never twice the same, not to be guessed. Empty: the system's
   // random numbers.
   std::function<uint64_t()> random_id;

@@ -9,7 +9,7 @@ build_packages=(
   libabsl-dev prometheus-cpp-dev libspdlog-dev nlohmann-json3-dev libyaml-cpp-dev libutf8proc-dev
   libssl-dev libxxhash-dev libboost-dev zlib1g-dev)
 test_packages=(libgtest-dev libgmock-dev libbenchmark-dev prometheus clang-14 clang-tidy-14 clang-format-14
-  libclang-rt-14-dev golang-go npm)
+  libclang-rt-14-dev golang-go npm openssl iproute2)
 
 wanted=("${build_packages[@]}")
 [ "${1:-}" = "--build-only" ] || wanted+=("${test_packages[@]}")

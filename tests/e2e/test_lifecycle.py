@@ -91,7 +91,10 @@ def test_every_request_has_exactly_one_outcome(pool):
     service.wait_idle()
     after = outcome_counts(service)
     grown = {code: after[code] - before.get(code, 0) for code in after if after[code] != before.get(code, 0)}
-    assert grown == {"OK": 5, "INVALID_ARGUMENT": 5, "CANCELLED": 5, "DEADLINE_EXCEEDED": 5}
+    # On a busy machine a client's own cancel may come even earlier than that.
+    late = grown.pop("DEADLINE_EXCEEDED")
+    assert 1 <= late <= 5
+    assert grown == {"OK": 5, "INVALID_ARGUMENT": 5, "CANCELLED": 10 - late}
 
 
 # Case 15.3

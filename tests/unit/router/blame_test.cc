@@ -30,6 +30,8 @@ TEST(BlameTest, Table) {
   EXPECT_EQ(Of(Leg::kPrefill, Accusing(gone)), "D!");
   EXPECT_EQ(Of(Leg::kDecode, Accusing(gone)), "P!");
   EXPECT_EQ(Of(Leg::kDecode, Accusing(bytes)), "P!");
+  EXPECT_EQ(Of(Leg::kPrefill, Accusing(absl::NotFoundError("no such reservation"))), "D!");
+  EXPECT_TRUE(BlameFor(Leg::kPrefill, Accusing(absl::InvalidArgumentError("x")), false).retry);
   // By one that accused another before.
   EXPECT_EQ(Of(Leg::kDecode, Accusing(gone), true), "D!");
   EXPECT_EQ(Of(Leg::kPrefill, Accusing(gone), true), "P!");

@@ -351,7 +351,9 @@ def test_requests_whose_deadline_passes_in_the_queue_are_not_computed():
         service.wait_idle()
         sent = router.metric("baton_router_decisions_total") - sent_before
         assert sent < burst / 2 and computed() - before <= sent * tokens
-        assert router.metric("baton_router_requests_total", code="DEADLINE_EXCEEDED") == codes.count(grpc.StatusCode.DEADLINE_EXCEEDED)
+        # One outcome each; a client's own cancel may come before the router's deadline.
+        assert router.metric("baton_router_requests_total") == burst + 1
+        assert router.metric("baton_router_requests_total", code="DEADLINE_EXCEEDED") > burst // 3
 
 
 # Everything at once, by chance: the seed is in the message of a failure.

@@ -83,18 +83,15 @@ def test_every_request_has_exactly_one_outcome(pool):
         next(call)
         call.cancel()
     # A deadline travels as what is left of it, so the server's ends later by the time the call was under way, and the
-    # client's own cancel comes first; the router takes that for the deadline within half of the time given, here 750 ms.
+    # client's own cancel comes first; the router takes that for the deadline within half of the time given, here 1.5 s.
     endless = service.request("so", sampling={"max_tokens": 8000, "ignore_eos": True, "n": 4})
     with concurrent.futures.ThreadPoolExecutor(5) as threads:
-        late = [threads.submit(status_of, lambda: service.stub.Generate(endless, timeout=1.5)) for i in range(5)]
+        late = [threads.submit(status_of, lambda: service.stub.Generate(endless, timeout=3)) for i in range(5)]
         assert [call.result()[0] for call in late] == [grpc.StatusCode.DEADLINE_EXCEEDED] * 5
     service.wait_idle()
     after = outcome_counts(service)
     grown = {code: after[code] - before.get(code, 0) for code in after if after[code] != before.get(code, 0)}
-    # On a busy machine a client's own cancel may come even earlier than that.
-    late = grown.pop("DEADLINE_EXCEEDED")
-    assert 1 <= late <= 5
-    assert grown == {"OK": 5, "INVALID_ARGUMENT": 5, "CANCELLED": 10 - late}
+    assert grown == {"OK": 5, "INVALID_ARGUMENT": 5, "CANCELLED": 5, "DEADLINE_EXCEEDED": 5}
 
 
 # Case 15.3

@@ -10,6 +10,8 @@
 namespace baton::router {
 namespace {
 
+// With less than this no worker is asked any more.
+constexpr absl::Duration kLeastTimeLeft = absl::Milliseconds(1);
 constexpr absl::Duration kRetryMin = absl::Milliseconds(50);
 constexpr absl::Duration kRetryMax = absl::Minutes(1);
 constexpr absl::Duration kRetryUnknown = absl::Seconds(1);  // before anything was measured
@@ -144,9 +146,13 @@ Admission::Tried Admission::TryLane(Lane lane, Granted* out) {
   if (entry == nullptr) return Tried::kBlocked;
   Waiting& waiting = waiting_.at(entry->id);
   const bool needs_place = !waiting.request.resumes;
-  if (needs_place && running_ >= options_.max_running) return Tried::kBlocked;
+  // Those whose deadlines pass together would else be sent one after the other, each in the room of
+  // the one before.
+  const bool late = waiting.request.deadline - clock_->Now() < kLeastTimeLeft;
+  if (!late && needs_place && running_ >= options_.max_running) return Tried::kBlocked;
   absl::StatusOr<Placement> placement =
-      table_->Place(*policy_, waiting.request.route, waiting.request.keys);
+      late ? absl::DeadlineExceededError("too little time is left to begin")
+           : table_->Place(*policy_, waiting.request.route, waiting.request.keys);
   if (absl::IsResourceExhausted(placement.status())) {
     if (clock_->Now() - waiting.since < options_.patience) return Tried::kBlocked;
     // Those of the other lane would take the blocks it waits for, for ever. Prefill workers are
@@ -158,7 +164,11 @@ Admission::Tried Admission::TryLane(Lane lane, Granted* out) {
     return wants_blocks ? Tried::kBlocksAll : Tried::kBlocked;
   }
   const Id id = entry->id;
-  queue_.Pop(lane);
+  if (late) {
+    queue_.Remove(id);  // its tenant has had nothing for it
+  } else {
+    queue_.Pop(lane);
+  }
   if (placement.ok() && needs_place) ++running_;
   Waiting taken = Extract(id);
   timers_->Cancel(taken.timer);

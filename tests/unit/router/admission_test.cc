@@ -132,6 +132,17 @@ TEST_F(AdmissionTest, DeadlinePassesInTheQueue) {
   EXPECT_EQ(events_, "a+b!c+");
 }
 
+// Case 3.2: room that comes with no time left is for those behind.
+TEST_F(AdmissionTest, NobodyIsPlacedInTheMomentInWhichHisDeadlinePasses) {
+  ASSERT_TRUE(Enter("a").ok());
+  ASSERT_TRUE(Enter("b", {.timeout = absl::Seconds(1)}).ok());
+  ASSERT_TRUE(Enter("c", {.timeout = absl::Seconds(2)}).ok());
+  timers_.Advance(absl::Milliseconds(999) + absl::Microseconds(500));
+  EXPECT_EQ(events_, "a+");
+  Finish("a");
+  EXPECT_EQ(events_, "a+b!c+");
+}
+
 TEST_F(AdmissionTest, CancelledRequestIsNeverCalled) {
   ASSERT_TRUE(Enter("a").ok());
   const auto b = Enter("b");

@@ -55,6 +55,7 @@ function(baton_binary)
   target_compile_options(${arg_NAME} PRIVATE -fno-exceptions)
   target_link_libraries(${arg_NAME} PRIVATE baton_options ${arg_DEPS})
   set_target_properties(${arg_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  install(TARGETS ${arg_NAME} RUNTIME DESTINATION bin)
   add_dependencies(sanitized ${arg_NAME})
 endfunction()
 

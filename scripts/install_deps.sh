@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what Baton builds and tests with, from Debian's packages. Idempotent: a second run only looks.
-# Usage: scripts/install_deps.sh [--build-only | --browser]    (--browser: what the slow tests of pages need, too)
+# Usage: scripts/install_deps.sh [--build-only | --browser]    (--browser: what the slow tests of pages and images need, too)
 set -euo pipefail
 
 build_packages=(
@@ -13,7 +13,7 @@ test_packages=(libgtest-dev libgmock-dev libbenchmark-dev prometheus clang-14 cl
 
 wanted=("${build_packages[@]}")
 [ "${1:-}" = "--build-only" ] || wanted+=("${test_packages[@]}")
-[ "${1:-}" != "--browser" ] || wanted+=(chromium fonts-dejavu-core)
+[ "${1:-}" != "--browser" ] || wanted+=(chromium fonts-dejavu-core debootstrap)
 
 missing=()
 for package in "${wanted[@]}"; do

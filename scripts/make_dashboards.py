@@ -134,9 +134,10 @@ DISAGGREGATION = [
         Panel("Where requests go", rate("baton_router_decisions_total", "decision"), "reqps", stack=True),
     ]),
     ("Prefill against decode", [
-        Panel("Running", total("baton_requests_running", "role")),
-        Panel("Waiting", [total("baton_requests_waiting", "role"), (f"sum by (role) (baton_queue_tokens{{{ROUTER}}})", "{{role}}, prompt tokens")]),
-        Panel("KV cache in use", total("baton_kv_cache_usage_ratio", "role", how="avg"), "percentunit", max=1),
+        Panel("Running", total("baton_requests_running", "role"), width=6),
+        Panel("Waiting", total("baton_requests_waiting", "role"), width=6),
+        Panel("Prompt tokens waiting", total("baton_queue_tokens", "role"), "suffix: tok", width=6),
+        Panel("KV cache in use", total("baton_kv_cache_usage_ratio", "role", how="avg"), "percentunit", width=6, max=1),
     ]),
 ]
 
@@ -185,7 +186,7 @@ ENGINE = [
         Panel("Versions", (f'max by (role, instance, version, commit, backend) (baton_build_info{{{ROUTER}}})', ""), kind="table"),
         Panel("CPU", ('sum by (instance, component) (rate(process_cpu_seconds_total{job="baton", namespace=~"$namespace"}[$__rate_interval]))', "{{component}} {{instance}}"), "suffix: cores"),
         Panel("Memory", ('max by (instance, component) (process_resident_memory_bytes{job="baton", namespace=~"$namespace"})', "{{component}} {{instance}}"), "bytes"),
-        Panel("Descriptors and threads", [('max by (instance, component) (process_open_fds{job="baton", namespace=~"$namespace"} / process_max_fds)', "descriptors {{component}} {{instance}}")], "percentunit"),
+        Panel("File descriptors in use", [('max by (instance, component) (process_open_fds{job="baton", namespace=~"$namespace"} / process_max_fds)', "{{component}} {{instance}}")], "percentunit"),
     ]),
 ]
 

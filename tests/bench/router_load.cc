@@ -3,6 +3,7 @@
 //   router_load --address=HOST:PORT --streams=200 --tokens=2000
 //   ... --stop_reading=1   each stream reads one message and then nothing more
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -10,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -31,8 +33,8 @@ using Clock = std::chrono::steady_clock;
 
 struct Totals {
   std::atomic<uint64_t> started{0}, ended{0}, ok{0}, tokens{0}, messages{0};
-  std::atomic<uint64_t> first_token_us{0};
   base::Mutex mutex;
+  std::vector<int64_t> first_token_us ABSL_GUARDED_BY(mutex);
   std::map<int, int> codes ABSL_GUARDED_BY(mutex);
 };
 
@@ -56,8 +58,9 @@ class Stream : public grpc::ClientReadReactor<v1::GenerateResponse> {
     if (totals_->messages.fetch_add(1); first_) {
       const auto took =
           std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin_);
-      totals_->first_token_us.fetch_add(static_cast<uint64_t>(took.count()));
       first_ = false;
+      base::MutexLock lock(&totals_->mutex);
+      totals_->first_token_us.push_back(took.count());
     }
     totals_->tokens.fetch_add(static_cast<uint64_t>(response_.token_ids_size()));
     if (!stop_reading_) StartRead(&response_);
@@ -135,8 +138,16 @@ int Main(int argc, char** argv) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   const double took = std::chrono::duration<double>(Clock::now() - begin).count();
   std::string codes;
+  int64_t sum = 0, p50 = 0, p99 = 0;
   {
     base::MutexLock lock(&totals.mutex);
+    std::vector<int64_t>& first = totals.first_token_us;
+    std::sort(first.begin(), first.end());
+    sum = std::accumulate(first.begin(), first.end(), int64_t{0});
+    if (!first.empty()) {
+      p50 = first[(first.size() - 1) / 2];
+      p99 = first[(first.size() - 1) * 99 / 100];
+    }
     for (const auto& [code, times] : totals.codes) {
       codes +=
           (codes.empty() ? "\"" : ", \"") + std::to_string(code) + "\": " + std::to_string(times);
@@ -144,12 +155,13 @@ int Main(int argc, char** argv) {
   }
   std::printf(
       "{\"seconds\": %.3f, \"requests\": %d, \"ok\": %lu, \"codes\": {%s}, \"tokens\": %lu, "
-      "\"messages\": %lu, \"tokens_per_s\": %.0f, \"mean_ttft_us\": %.1f}\n",
+      "\"messages\": %lu, \"tokens_per_s\": %.0f, \"mean_ttft_us\": %.1f, "
+      "\"p50_ttft_us\": %ld, \"p99_ttft_us\": %ld}\n",
       took, count, static_cast<unsigned long>(totals.ok.load()), codes.c_str(),
       static_cast<unsigned long>(totals.tokens.load()),
       static_cast<unsigned long>(totals.messages.load()),
       static_cast<double>(totals.tokens.load()) / took,
-      static_cast<double>(totals.first_token_us.load()) / count);
+      static_cast<double>(sum) / count, static_cast<long>(p50), static_cast<long>(p99));
   return 0;
 }
 

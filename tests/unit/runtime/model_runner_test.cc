@@ -267,8 +267,12 @@ TEST_F(ModelRunnerTest, SamplesCountWhatScalesOfTheCheckpointSaturate) {
     driver.Feed(&sequence, RandomTokens(20, 48, 1), 10);  // two steps, one a layer
     EXPECT_EQ(runner->saturated_samples()[0], 0u);
     // Of two layers, two heads and 16 values, all but those that are nearly zero.
-    if (v_scale > 1) EXPECT_EQ(runner->saturated_samples()[1], 0u);
-    if (v_scale < 1) EXPECT_GT(runner->saturated_samples()[1], 60u);
+    if (v_scale > 1) {
+      EXPECT_EQ(runner->saturated_samples()[1], 0u);
+    }
+    if (v_scale < 1) {
+      EXPECT_GT(runner->saturated_samples()[1], 60u);
+    }
   }
 }
 

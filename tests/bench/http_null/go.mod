@@ -1,0 +1,3 @@
+module baton/http_null
+
+go 1.23

@@ -146,7 +146,11 @@ void GenerateCall::Deliver(
   }
   times_.detokenize += deps_.clock->Now() - start;
   Emit();
-  if (!ended_) MaybeComplete();
+  if (ended_) return;
+  if (last_message_.has_value()) return MaybeComplete();
+  // Other choices go on elsewhere, perhaps in the room that this one's decode worker holds.
+  if (AllFinished(*attempt) && attempt->decode_open && !DecodeKnowsTheEnd(*attempt))
+    Drop(id, Verdict::kGood, Verdict::kGood);
 }
 
 // False: the call has ended.
@@ -226,13 +230,17 @@ void GenerateCall::MaybeComplete() {
   });
 }
 
-// The decode worker sends its figures next, unless it knows nothing of the end: a stop that only
-// the router sees, or the prefill worker's first token.
+// It does not know of a stop that only the router sees, or of the prefill worker's first token.
+bool GenerateCall::DecodeKnowsTheEnd(const Attempt& attempt) const {
+  const auto& ended = attempt.worker_ended;
+  return attempt.decode_done || (attempt.decode_ended_one &&
+                                 std::find(ended.begin(), ended.end(), false) == ended.end());
+}
+
+// A decode worker that knows the end sends its figures next.
 bool GenerateCall::WaitsForFigures(Attempt* attempt) {
   if (!attempt->decode_open || attempt->decode_done) return false;
-  const auto& ended = attempt->worker_ended;
-  if (attempt->decode_ended_one && std::find(ended.begin(), ended.end(), false) == ended.end())
-    return true;
+  if (DecodeKnowsTheEnd(*attempt)) return true;
   attempt->decode->Cancel();
   return false;
 }

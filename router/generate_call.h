@@ -149,6 +149,7 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
   void NoteForwarded(absl::Duration arrived);
   // Ends the call if nothing more is to come.
   void MaybeComplete();
+  bool DecodeKnowsTheEnd(const Attempt& attempt) const;
   bool WaitsForFigures(Attempt* attempt);
   void Complete();
 

@@ -396,8 +396,8 @@ std::unique_ptr<GenerateCall::Attempt> GenerateCall::Drop(uint32_t id,
   if (attempt->waiting.has_value())
     deps_.admission->Cancel(*attempt->waiting);  // too late: OnPlaced gives everything back
   // A leg that has nothing left to say ends by itself, in good order.
-  const bool prefill_ends =
-      last_message_.has_value() || (attempt->decode_done && attempt->first_delivered);
+  const bool prefill_ends = last_message_.has_value() || AllFinished(*attempt) ||
+                            (attempt->decode_done && attempt->first_delivered);
   if (attempt->prefill_open && !(prefill_ends && attempt->first.has_value()))
     attempt->prefill->Cancel();
   if (attempt->decode_open && !attempt->decode_done) attempt->decode->Cancel();

@@ -181,6 +181,32 @@ TEST_F(GenerateCallFailureTest, SeveralChoicesResumeEachByItself) {
   EXPECT_EQ(running.received->messages.back().finished().usage().completion_tokens(), 8u);
 }
 
+// What the decode worker promised to a choice that its prefill worker has finished may be the room
+// that the others wait for.
+TEST_F(GenerateCallFailureTest, AResumedChoiceThatPrefillFinishesHoldsNoDecodeWorker) {
+  v1::GenerateRequest request = Request();
+  request.mutable_sampling()->set_n(2);
+  Running running = Start(request);
+  legs_.decodes.back()->Send(Reserved());
+  legs_.prefills.back()->Send(First({Token(0, 3, Id("a")), Token(1, 3, Id("b"))}));
+  legs_.decodes.back()->End(absl::UnavailableError("killed"));
+  ASSERT_EQ(legs_.decodes.size(), 3u);
+  legs_.decodes[1]->Send(Reserved());
+  legs_.prefills[1]->Send(First({Token(0, 4, Id("c"))}, {Length(0)}));
+  EXPECT_TRUE(legs_.decodes[1]->cancelled);
+  EXPECT_FALSE(legs_.prefills[1]->cancelled) << "it ends by itself";
+  EXPECT_FALSE(running.received->done());
+  // A choice that the decode worker ends still gets its figures.
+  legs_.decodes[2]->Send(Reserved());
+  legs_.prefills[2]->Send(First({Token(0, 4, Id("d"))}));
+  legs_.decodes[2]->Send(Tokens({Token(0, 5, Id("e"))}, {Length(0)}));
+  EXPECT_FALSE(legs_.decodes[2]->cancelled);
+  legs_.decodes[2]->Send(DecodeDone());
+  timers_.Advance(absl::Seconds(1));
+  ASSERT_TRUE(running.received->done());
+  EXPECT_TRUE(running.received->finishes[0].ok()) << running.received->finishes[0];
+}
+
 TEST_F(GenerateCallFailureTest, ResumedChoicesThatFailAgainAreBoundedEach) {
   v1::GenerateRequest request = Request();
   request.mutable_sampling()->set_n(2);

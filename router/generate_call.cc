@@ -233,8 +233,8 @@ void GenerateCall::MaybeComplete() {
 // It does not know of a stop that only the router sees, or of the prefill worker's first token.
 bool GenerateCall::DecodeKnowsTheEnd(const Attempt& attempt) const {
   const auto& ended = attempt.worker_ended;
-  return attempt.decode_done || (attempt.decode_ended_one &&
-                                 std::find(ended.begin(), ended.end(), false) == ended.end());
+  return attempt.decode_done ||
+         (attempt.decode_ended_one && std::find(ended.begin(), ended.end(), false) == ended.end());
 }
 
 // A decode worker that knows the end sends its figures next.

@@ -160,8 +160,8 @@ int Main(int argc, char** argv) {
       took, count, static_cast<unsigned long>(totals.ok.load()), codes.c_str(),
       static_cast<unsigned long>(totals.tokens.load()),
       static_cast<unsigned long>(totals.messages.load()),
-      static_cast<double>(totals.tokens.load()) / took,
-      static_cast<double>(sum) / count, static_cast<long>(p50), static_cast<long>(p99));
+      static_cast<double>(totals.tokens.load()) / took, static_cast<double>(sum) / count,
+      static_cast<long>(p50), static_cast<long>(p99));
   return 0;
 }
 

@@ -1,4 +1,5 @@
 """The rules of the tree that a machine can look after: who may include whom, names, include order, the wire contract."""
+import importlib.util
 import pathlib
 import re
 import subprocess
@@ -179,6 +180,15 @@ def test_every_metric_is_named_for_its_unit():
     names = set(re.findall(r'"(baton_[a-z0-9_]+)"', table))
     assert len(names) > 20
     assert all(re.fullmatch(r"baton(_[a-z0-9]+)+", name) for name in names)
+
+
+# A mutation whose text is gone breaks nothing, and so would go unnoticed until the long run.
+def test_mutations_fit_the_code():
+    spec = importlib.util.spec_from_file_location("mutate", ROOT / "tests/sim/mutate.py")
+    mutate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mutate)
+    odd = [name for name, (path, text, _) in mutate.MUTATIONS.items() if (ROOT / path).read_text().count(text) != 1]
+    assert not odd and set(mutate.EXPECTED_SILENT) <= set(mutate.MUTATIONS)
 
 
 def test_no_private_words():

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "baton/worker/v1/decode.grpc.pb.h"
 #include "decode_worker/decode_loop.h"
+#include "decode_worker/merge_tokens.h"
 #include "engine/base/status_macros.h"
 #include "worker/bidi_call.h"
 #include "worker/convert.h"
@@ -98,7 +99,7 @@ struct DecodeService::Impl : public worker::v1::DecodeWorker::CallbackService {
   grpc::ServerBidiReactor<DecodeRequest, DecodeResponse>* Generate(
       grpc::CallbackServerContext* context) override {
     return worker::BidiCall<DecodeRequest, DecodeResponse>::Start(
-        context, std::make_unique<Handler>(loop.load(), &sends, draining()));
+        context, std::make_unique<Handler>(loop.load(), &sends, draining()), &MergeTokens);
   }
 
   const std::function<bool()> draining;

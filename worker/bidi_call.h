@@ -3,6 +3,7 @@
 // A bidirectional call of the worker services on gRPC's callback API. Included by *_service.cc
 // only.
 
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -33,11 +34,15 @@ class CallHandler {
 template <typename Request, typename Response>
 class BidiCall : public grpc::ServerBidiReactor<Request, Response> {
  public:
-  // gRPC owns the result.
+  using Merge = std::function<bool(Response* last, Response* next)>;
+
+  // gRPC owns the result. `merge`: see StreamWriter; null: messages stay apart.
   static grpc::ServerBidiReactor<Request, Response>* Start(
       grpc::CallbackServerContext* context,
-      std::unique_ptr<CallHandler<Request, Response>> handler) {
-    auto call = std::shared_ptr<BidiCall>(new BidiCall(context, std::move(handler)));
+      std::unique_ptr<CallHandler<Request, Response>> handler,
+      Merge merge = nullptr) {
+    auto call =
+        std::shared_ptr<BidiCall>(new BidiCall(context, std::move(handler), std::move(merge)));
     call->self_ = call;
     call->StartRead(&call->request_);
     return call.get();
@@ -89,8 +94,17 @@ class BidiCall : public grpc::ServerBidiReactor<Request, Response> {
   };
 
   BidiCall(grpc::CallbackServerContext* context,
-           std::unique_ptr<CallHandler<Request, Response>> handler)
-      : context_(context), handler_(std::move(handler)) {}
+           std::unique_ptr<CallHandler<Request, Response>> handler,
+           Merge merge)
+      : context_(context),
+        handler_(std::move(handler)),
+        writer_({.start_write = [this](const Response* response) { this->StartWrite(response); },
+                 .finish =
+                     [this](const absl::Status& status) {
+                       this->grpc::ServerBidiReactor<Request, Response>::Finish(
+                           process::ToGrpcStatus(status));
+                     },
+                 .merge = std::move(merge)}) {}
 
   void HandleHalfClose() {
     bool opened;
@@ -108,13 +122,7 @@ class BidiCall : public grpc::ServerBidiReactor<Request, Response> {
   std::unique_ptr<CallHandler<Request, Response>> handler_ ABSL_GUARDED_BY(mutex_);
   bool opened_ ABSL_GUARDED_BY(mutex_) = false;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  process::StreamWriter<Response> writer_{
-      {.start_write = [this](const Response* response) { this->StartWrite(response); },
-       .finish =
-           [this](const absl::Status& status) {
-             this->grpc::ServerBidiReactor<Request, Response>::Finish(
-                 process::ToGrpcStatus(status));
-           }}};
+  process::StreamWriter<Response> writer_;
   std::shared_ptr<BidiCall> self_;  // gRPC's share; until OnDone
 };
 

@@ -30,6 +30,7 @@
 #include "engine/base/mutex.h"
 #include "engine/process/status_publisher.h"
 #include "engine/text/tokenizer.h"
+#include "decode_worker/merge_tokens.h"
 #include "worker/bidi_call.h"
 
 namespace baton {
@@ -84,7 +85,10 @@ class Ticker {
       auto* finished = response.mutable_tokens()->add_finished();
       finished->set_finish(worker::v1::FINISH_LENGTH);
     }
-    if (!stream->sink->Send(std::move(response))) return false;
+    if (!stream->sink->Send(std::move(response))) {
+      stream->sink->Finish(absl::ResourceExhaustedError("the router reads too slowly"));
+      return false;
+    }
     if (!last) return true;
     DecodeResponse done;
     done.mutable_done();
@@ -188,7 +192,7 @@ struct DecodeImpl : worker::v1::DecodeWorker::CallbackService {
   grpc::ServerBidiReactor<DecodeRequest, DecodeResponse>* Generate(
       grpc::CallbackServerContext* context) override {
     return worker::BidiCall<DecodeRequest, DecodeResponse>::Start(
-        context, std::make_unique<DecodeHandler>(ticker));
+        context, std::make_unique<DecodeHandler>(ticker), &decode::MergeTokens);
   }
   Ticker* const ticker;
 };

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -73,7 +74,7 @@ using Doubles = double __attribute__((vector_size(16)));
 using Longs = int64_t __attribute__((vector_size(16)));
 
 // e^x of two x in [-700, 700], within 1e-15 of it; e^0 is 1 exactly. libm's takes one at a time.
-Doubles Exp(Doubles x) {
+inline __attribute__((always_inline)) Doubles Exp(Doubles x) {
   constexpr double kRoundMagic = 0x1.8p52;  // leaves the nearest integer in the low bits
   const Doubles magic = x * 1.4426950408889634 + kRoundMagic;
   const Doubles n = magic - kRoundMagic;
@@ -149,6 +150,48 @@ double LogSumExp(absl::Span<const float> logits) {
   for (; i + 2 <= logits.size(); i += 2) sums += Exp(Doubles{offset(i), offset(i + 1)});
   if (i < logits.size()) sums[0] += Exp(Doubles{offset(i), 0})[0];
   return best + std::log(sums[0] + sums[1]);
+}
+
+// e^x of four x in [-87, 0], within 2e-7 of it. A call would cost as much as it does.
+inline __attribute__((always_inline)) Floats Exp(Floats x) {
+  constexpr float kRoundMagic = 0x1.8p23f;  // leaves the nearest integer in the low bits
+  const Floats magic = x * 1.44269504f + kRoundMagic;
+  const Floats n = magic - kRoundMagic;
+  const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  // Taylor's series to r^7 / 7! (|r| <= 0.35).
+  Floats p = r * (1.0f / 5040) + 1.0f / 720;
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(p) +
+                                  (reinterpret_cast<Ints>(magic) << 23));
+}
+
+// Sum of e^((logit - best) * per_logit), where `best` is the highest: top_p needs it of the whole
+// vocabulary, to seven digits, where single weights are needed of few.
+double SumOfWeights(absl::Span<const float> logits, float best, float per_logit) {
+  const auto weights = [&](Floats values) {
+    const Floats scaled = (values - best) * per_logit;
+    return Exp(scaled > -87.0f ? scaled : Floats{} - 87.0f);
+  };
+  constexpr size_t kBlock = 16 * kLanes;  // more than few floats are added up in double
+  double sum = 0;
+  size_t i = 0;
+  while (i + kLanes <= logits.size()) {
+    Floats block = {};
+    const size_t end = std::min(i + kBlock, logits.size() / kLanes * kLanes);
+    for (; i < end; i += kLanes) {
+      Floats next;
+      std::memcpy(&next, &logits[i], sizeof(next));
+      block += weights(next);
+    }
+    sum += (double{block[0]} + block[1]) + (double{block[2]} + block[3]);
+  }
+  for (; i < logits.size(); ++i) sum += weights(Floats{} + logits[i])[0];
+  return sum;
 }
 
 // The `count` most likely of logits, most likely first.
@@ -262,9 +305,13 @@ absl::StatusOr<uint32_t> Sampler::Choose(const SamplingParams& params,
   const uint32_t greedy = ArgMax(tokens);
   if (IsGreedy(params)) return greedy;
   const float best = tokens[greedy];
-  CollectCandidates(params, best, tokens);
+  // Behind a top_k, top_p is a share of what that has kept.
+  std::optional<double> total;
+  if (params.top_k <= 0 && params.top_p < 1)
+    total = SumOfWeights(tokens, best, 1 / params.temperature);
+  CollectCandidates(params, best, total, tokens);
   KeepTopK(params.top_k);
-  KeepTopP(best, params.temperature, params.top_p);
+  KeepTopP(best, params.temperature, params.top_p, total);
   return Draw(params, choice, position, best);
 }
 
@@ -315,6 +362,7 @@ absl::Status Sampler::MaskStopTokens(const SamplingParams& params,
 
 void Sampler::CollectCandidates(const SamplingParams& params,
                                 float best,
+                                std::optional<double> total,
                                 absl::Span<const float> logits) {
   // At least every token that could be drawn, and masked ones never. A tiny temperature makes the
   // limit equal to `best`: then only its ties are left.
@@ -322,17 +370,24 @@ void Sampler::CollectCandidates(const SamplingParams& params,
   // What min_p drops, with room for rounding; but top_p wants its mass.
   if (params.min_p > 0 && params.top_p >= 1)
     limit = std::max(limit, best + (std::log(double{params.min_p}) - 1e-3) * params.temperature);
+  // All tokens below this share hold less than what top_p leaves out, so all of them are: few of a
+  // usual vocabulary are left.
+  if (total.has_value()) {
+    const double least = (1.0 - params.top_p) * *total / static_cast<double>(logits.size());
+    limit = std::max(limit, best + (std::log(least) - 1e-3) * params.temperature);
+  }
   float lowest = FloatNotBelow(limit);
   if (params.top_k > 0) lowest = std::max(lowest, ReachedBy(logits, params.top_k, &maxima_));
-  candidates_.resize(logits.size());
   constexpr size_t kBlock = 16;
-  size_t count = 0;
+  size_t count =
+      0;  // few of many: those that are there are written anew, and more are made in time
   for (uint32_t id = 0; id < logits.size();) {
     const auto end = static_cast<uint32_t>(std::min<size_t>(id + kBlock, logits.size()));
     if (end - id == kBlock && !AnyReaches(&logits[id], lowest)) {
       id = end;
       continue;
     }
+    if (candidates_.size() < count + kBlock) candidates_.resize(2 * count + kBlock);
     for (; id < end; ++id) {
       candidates_[count] = {logits[id], id};
       count += logits[id] >= lowest;
@@ -365,12 +420,17 @@ double Sampler::Weigh(float best, double per_logit) {
 // All tokens below `least` hold less than what may be left out, so all of them are: this leaves few
 // of a usual vocabulary. The rest falls into buckets by logit; only one of them holds the last
 // token to keep and needs an order, so there is no full sort.
-void Sampler::KeepTopP(float best, double temperature, float top_p) {
+void Sampler::KeepTopP(float best,
+                       double temperature,
+                       float top_p,
+                       std::optional<double> total_of_all) {
   if (top_p >= 1 || candidates_.size() < 2) return;
   constexpr size_t kBuckets = 512;
   const double per_logit = 1.0 / temperature;
-  const double total = Weigh(best, per_logit);
-  const double least = (1.0 - top_p) * total / static_cast<double>(candidates_.size());
+  const double total_of_candidates = Weigh(best, per_logit);
+  const double total = total_of_all.value_or(total_of_candidates);
+  const double among = total_of_all.has_value() ? num_tokens_ : candidates_.size();
+  const double least = (1.0 - top_p) * total / among;
   // Equal logits share a bucket, and a lower one is never in an earlier bucket.
   const double per_bucket = kBuckets / (1e-9 - std::log(least)) * per_logit;
   const auto bucket_of = [&](const Candidate& candidate) {

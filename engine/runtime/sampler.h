@@ -5,6 +5,7 @@
 // nothing else, so ids are the same in any batch, on any worker, and with any speculation.
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -99,9 +100,14 @@ class Sampler {
   absl::Status MaskStopTokens(const SamplingParams& params,
                               uint32_t output_tokens,
                               absl::Span<float> logits);
-  void CollectCandidates(const SamplingParams& params, float best, absl::Span<const float> logits);
+  // `total`: what all weights add up to, where top_p is a share of that.
+  void CollectCandidates(const SamplingParams& params,
+                         float best,
+                         std::optional<double> total,
+                         absl::Span<const float> logits);
   void KeepTopK(int32_t top_k);
-  void KeepTopP(float best, double temperature, float top_p);
+  // Of candidates_, where there is no `total_of_all`.
+  void KeepTopP(float best, double temperature, float top_p, std::optional<double> total_of_all);
   // Of candidates [first, last) keeps the most likely ones that hold `missing`; drops those behind.
   void KeepMass(size_t first, size_t last, double missing, float best, double per_logit);
   // Sets weights_, each candidate's part beside that of `best`; returns their sum.

@@ -88,6 +88,7 @@ class Findings {
 void CheckChoices(const WorkerSettings& settings, Findings* findings) {
   static const auto* const kChoices = new std::map<std::string, std::set<std::string>>{
       {"kv_transport", {"auto", "shm", "tcp"}},
+      {"require_transport", {"", "shm", "tcp"}},
       {"device", {"auto", "cpu", "ref", "cuda"}},
       {"cpu_isa", {"auto", "avx2", "avx512", "amx"}},
       {"metrics_compat", {"none", "vllm"}}};
@@ -111,6 +112,12 @@ void CheckMemory(const KvPlan& plan, int64_t memory_bytes, Findings* findings) {
   } else if (share > kMemoryWarning) {
     findings->Warning("memory: ", sum, ": above ", kMemoryWarning, " nothing is left for buffers");
   }
+}
+
+// The only transport that will do, or "auto".
+std::string WantedTransport(const WorkerSettings& settings) {
+  const std::string required = TextOr(settings, "require_transport", "");
+  return required.empty() ? TextOr(settings, "kv_transport", "auto") : required;
 }
 
 }  // namespace
@@ -191,8 +198,8 @@ std::vector<Finding> CheckPair(const PairMember& prefill, const PairMember& deco
                        plan_d->max_model_len, ": the shorter one holds");
     }
   }
-  const std::string p = TextOr(prefill.settings, "kv_transport", "auto");
-  const std::string d = TextOr(decode.settings, "kv_transport", "auto");
+  const std::string p = WantedTransport(prefill.settings);
+  const std::string d = WantedTransport(decode.settings);
   if (p != "auto" && d != "auto") differs("transport", p, d);
   return findings.Take();
 }

@@ -16,3 +16,4 @@ ABSL_DECLARE_FLAG(absl::optional<std::string>, num_blocks);
 ABSL_DECLARE_FLAG(absl::optional<std::string>, max_model_len);
 ABSL_DECLARE_FLAG(absl::optional<std::string>, tp);
 ABSL_DECLARE_FLAG(absl::optional<std::string>, kv_transport);
+ABSL_DECLARE_FLAG(absl::optional<std::string>, require_transport);

@@ -46,6 +46,7 @@ WorkerSettings SettingsFromFlags() {
   add("max_model_len", absl::GetFlag(FLAGS_max_model_len));
   add("tp", absl::GetFlag(FLAGS_tp));
   add("kv_transport", absl::GetFlag(FLAGS_kv_transport));
+  add("require_transport", absl::GetFlag(FLAGS_require_transport));
   return settings;
 }
 

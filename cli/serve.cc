@@ -95,6 +95,7 @@ const std::vector<OptionalFlag>& WorkerFlags() {
                                     {"threads", &FLAGS_threads},
                                     {"cpu-isa", &FLAGS_cpu_isa},
                                     {"kv-transport", &FLAGS_kv_transport},
+                                    {"require-transport", &FLAGS_require_transport},
                                     {"served-model-name", &FLAGS_served_model_name},
                                     {"log-level", &FLAGS_log_level},
                                     {"drain-timeout", &FLAGS_drain_timeout}};

@@ -16,6 +16,7 @@
 #include "engine/process/server_process.h"
 #include "engine/process/tls.h"
 #include "kvtransfer/receiver.h"
+#include "kvtransfer/transport_terms.h"
 #include "worker/worker_process.h"
 
 namespace baton::decode {
@@ -27,6 +28,7 @@ struct DecodeOptions {
   std::string draft_model;                  // path; empty: none
   std::string draft_weight_dtype = "none";  // of a copy of the model itself: none, q4, int8
   std::string kv_transport = "auto";
+  bool listens_on_tcp = true;
   std::string kv_listen = "127.0.0.1:0";
   std::string kv_advertise_host;
   bool allow_plaintext_kv = false;
@@ -113,6 +115,8 @@ DecodeOptions OptionsFromFlags(const worker::WorkerOptions& worker_options) {
   options.loop.test_step_delay = worker_options.test_step_delay;
   options.loop.test_poison_freed = worker_options.test_poison_freed;
   options.kv_transport = worker_options.kv_transport;
+  options.listens_on_tcp =
+      worker_options.kv_transport != "shm" && worker_options.require_transport != "shm";
   options.kv_listen = absl::GetFlag(FLAGS_kv_listen);
   options.kv_advertise_host = absl::GetFlag(FLAGS_kv_advertise_host);
   options.allow_plaintext_kv =
@@ -153,7 +157,7 @@ absl::Status ValidateOptions(const DecodeOptions& options) {
   std::string host;
   int port;
   BATON_RETURN_IF_ERROR(ParseListen(options.kv_listen, &host, &port));
-  if (options.kv_transport == "shm" || options.allow_plaintext_kv || process::IsLoopbackHost(host))
+  if (!options.listens_on_tcp || options.allow_plaintext_kv || process::IsLoopbackHost(host))
     return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("--kv-listen: ", options.kv_listen,
@@ -272,8 +276,8 @@ class DecodeRole : public worker::WorkerRole {
     receiver_options.pool = &runner.kv_pool();
     receiver_options.layout = runner.layout();
     receiver_options.incarnation = host_->incarnation;
-    receiver_options.transports = {"shm", "tcp"};
-    if (options_.kv_transport != "auto") receiver_options.transports = {options_.kv_transport};
+    receiver_options.transports = kvtransfer::TransportsOf(options_.kv_transport);
+    receiver_options.required_transport = worker_options_.require_transport;
     BATON_RETURN_IF_ERROR(ParseListen(options_.kv_listen, &receiver_options.tcp_listen_host,
                                       &receiver_options.tcp_listen_port));
     receiver_options.tcp_advertise_host = options_.kv_advertise_host;

@@ -62,6 +62,7 @@ absl::Status ReceiverImpl::Start() {
   listen.tcp_advertise_host = options().tcp_advertise_host;
   listen.socket_dir = options().socket_dir;
   for (const std::string& name : options().transports) {
+    if (!options().required_transport.empty() && name != options().required_transport) continue;
     BATON_ASSIGN_OR_RETURN(std::unique_ptr<PutListener> listener, ListenOn(name, listen));
     listeners_.push_back(std::move(listener));
   }

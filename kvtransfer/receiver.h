@@ -31,6 +31,8 @@ struct ReceiverOptions {
   worker::v1::LayoutFingerprint fingerprint;
   std::string incarnation;              // 16 random bytes
   std::vector<std::string> transports;  // in order of preference: "shm", "tcp"
+  // Peers that do not offer this one are refused, and it alone is offered. Empty: any.
+  std::string required_transport;
   std::string tcp_listen_host = "127.0.0.1";
   int tcp_listen_port = 0;         // 0: any
   std::string tcp_advertise_host;  // empty: tcp_listen_host
@@ -83,7 +85,8 @@ class Receiver {
   virtual bool Revoke(uint64_t reservation_id, absl::string_view reason) = 0;
 
   // A peer opened a control session with its Hello. Returns our Hello with endpoints that only this
-  // session may use. Errors: FAILED_PRECONDITION naming the fingerprint field that differs.
+  // session may use. Errors: FAILED_PRECONDITION naming the fingerprint field that differs, or when
+  // no transport suits both, with both sides' offers.
   virtual absl::StatusOr<worker::v1::Hello> OnPeerHello(const worker::v1::Hello& peer,
                                                         PeerLink* link,
                                                         SessionId* session) = 0;

@@ -10,6 +10,7 @@
 #include "engine/base/status_macros.h"
 #include "kvtransfer/fingerprint.h"
 #include "kvtransfer/socket.h"
+#include "kvtransfer/transport_terms.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -65,6 +66,9 @@ absl::StatusOr<worker::v1::Hello> ReceiverCore::OnPeerHello(const worker::v1::He
     return absl::FailedPreconditionError(
         absl::StrCat("hello: field=role peer=", peer.role(), " wanted=prefill"));
   }
+  BATON_RETURN_IF_ERROR(
+      CheckTerms({"decode", options_.transports, options_.required_transport},
+                 {"prefill", OffersOf(peer), ""}));
   worker::v1::Hello hello;
   hello.set_incarnation(options_.incarnation);
   hello.set_role("decode");
@@ -311,6 +315,12 @@ absl::Status CheckReceiverOptions(const ReceiverOptions& options) {
   }
   if (options.transports.empty())
     return absl::InvalidArgumentError("hand-over: no transport is enabled");
+  const auto& offers = options.transports;
+  if (!options.required_transport.empty() &&
+      std::find(offers.begin(), offers.end(), options.required_transport) == offers.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "hand-over: required_transport=", options.required_transport, " is not enabled"));
+  }
   return absl::OkStatus();
 }
 

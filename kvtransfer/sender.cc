@@ -15,6 +15,7 @@
 #include "kvtransfer/sender_engine.h"
 #include "kvtransfer/socket.h"
 #include "kvtransfer/transport.h"
+#include "kvtransfer/transport_terms.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -57,28 +58,38 @@ class SenderImpl : public SenderEngine {
   std::thread thread_;
 };
 
-// The first of the peer's transports that works here, in its order, or exactly the one asked for.
+// What we insist on: a transport that is named is used or nothing is.
+TransportTerms OurTerms(const SenderOptions& options) {
+  TransportTerms terms{"prefill", TransportsOf(options.transport), options.required_transport};
+  if (options.transport != "auto") terms.required = options.transport;
+  return terms;
+}
+
+// The first of the peer's transports that works here, in its order, or exactly the one required.
 absl::StatusOr<std::unique_ptr<PutTransport>> Connect(const SenderOptions& options,
                                                       const worker::v1::Hello& peer) {
+  const TransportTerms ours = OurTerms(options);
+  const TransportTerms theirs{"decode", OffersOf(peer), ""};
+  BATON_RETURN_IF_ERROR(CheckTerms(ours, theirs));
   ConnectOptions connect;
   connect.pool = options.pool;
   connect.layout = options.layout;
   connect.timeout = options.reply_timeout;
   std::vector<std::string> reasons;
   for (const worker::v1::TransportEndpoint& endpoint : peer.transports()) {
-    if (options.transport != "auto" && options.transport != endpoint.name()) continue;
+    if (!ours.required.empty() && ours.required != endpoint.name()) continue;
     absl::StatusOr<std::unique_ptr<PutTransport>> transport = ConnectTo(endpoint, connect);
     if (transport.ok()) {
       for (const std::string& reason : reasons) BATON_LOG(Warning, "transport not usable ", reason);
       return transport;
     }
-    if (absl::IsFailedPrecondition(transport.status()) && options.transport != "auto")
-      return transport.status();
     reasons.push_back(absl::StrCat(endpoint.name(), ": ", transport.status().message()));
   }
-  if (reasons.empty()) reasons.push_back("the peer does not offer it");
-  return absl::UnavailableError(absl::StrCat("transport=", options.transport,
-                                             ": none works: ", absl::StrJoin(reasons, "; ")));
+  if (reasons.empty()) reasons.push_back("the decode worker offers none");
+  const std::string message = absl::StrCat("transport: none works: ", absl::StrJoin(reasons, "; "),
+                                           " (", DescribeTerms(ours, theirs), ")");
+  return ours.required.empty() ? absl::UnavailableError(message)
+                               : absl::FailedPreconditionError(message);
 }
 
 }  // namespace

@@ -28,9 +28,11 @@ struct SenderOptions {
   const base::Buffer* pool = nullptr;  // the prefill worker's KV pool, outlives the sender
   kv::KvLayout layout;                 // of that pool
   worker::v1::Hello hello;             // ours
-  // "auto": first of the peer's list that works here. Else exactly that one, or Create fails: no
-  // silent fallback.
+  // "auto": first of the peer's list that works here. Else exactly that one is offered and used, or
+  // Create fails.
   std::string transport = "auto";
+  // This one or none, whatever else is offered: no silent fallback. Empty: any.
+  std::string required_transport;
   // A unit without progress for max(this, 3x the predicted time) is stalled.
   absl::Duration stall_timeout_min = absl::Milliseconds(250);
   // For connecting, and for the peer's answers to the opening and to the Commit of a hand-over.
@@ -58,8 +60,9 @@ struct TransferSpec {
 class Sender {
  public:
   // Connects the data plane after both Hellos are known and measures it with a probe copy.
-  // Errors: FAILED_PRECONDITION naming the fingerprint field that differs; UNAVAILABLE when no
-  // transport works, with the reason of each.
+  // Errors: FAILED_PRECONDITION naming the fingerprint field that differs, or when the transport
+  // that must be used cannot be, with both sides' offers and the reason; UNAVAILABLE when none
+  // works, with the reason of each.
   static absl::StatusOr<std::unique_ptr<Sender>> Create(const SenderOptions& options,
                                                         const worker::v1::Hello& peer,
                                                         PeerLink* link);

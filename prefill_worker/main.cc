@@ -8,6 +8,7 @@
 #include "engine/base/flags.h"
 #include "engine/base/status_macros.h"
 #include "engine/process/server_process.h"
+#include "kvtransfer/transport_terms.h"
 #include "prefill_worker/peer_client.h"
 #include "prefill_worker/prefill_loop.h"
 #include "prefill_worker/prefill_service.h"
@@ -102,6 +103,9 @@ class PrefillRole : public worker::WorkerRole {
     options.sender.pool = &runner.kv_pool();
     options.sender.layout = runner.layout();
     options.sender.transport = worker_options_.kv_transport;
+    options.sender.required_transport = worker_options_.require_transport;
+    for (const std::string& name : kvtransfer::TransportsOf(worker_options_.kv_transport))
+      options.sender.hello.add_transports()->set_name(name);
     options.sender.checksums = absl::GetFlag(FLAGS_kv_checksums);
     options.sender.hello.set_incarnation(host_->incarnation);
     options.sender.hello.set_role(role);

@@ -61,10 +61,16 @@ absl::StatusOr<PeerTable::Opened> PeerClient::Impl::Open(const std::string& addr
   auto create = [&]() -> absl::Status {
     BATON_ASSIGN_OR_RETURN(const worker::v1::Hello hello,
                            session->WaitForHello(options.hello_timeout));
-    BATON_ASSIGN_OR_RETURN(std::unique_ptr<kvtransfer::Sender> sender,
-                           kvtransfer::Sender::Create(options.sender, hello, session.get()));
+    absl::StatusOr<std::unique_ptr<kvtransfer::Sender>> sender =
+        kvtransfer::Sender::Create(options.sender, hello, session.get());
+    // A worker that has just gone cannot be connected to either, and that is no misfit.
+    if (absl::IsFailedPrecondition(sender.status()) &&
+        !session->WaitForSignOfLife(options.hello_timeout)) {
+      return absl::UnavailableError(sender.status().message());
+    }
+    BATON_RETURN_IF_ERROR(sender.status());
     opened.incarnation = hello.incarnation();
-    opened.sender = std::move(sender);
+    opened.sender = *std::move(sender);
     session->Attach(opened.sender);
     return absl::OkStatus();
   };

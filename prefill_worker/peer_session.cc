@@ -49,6 +49,18 @@ absl::StatusOr<Hello> PeerSession::WaitForHello(absl::Duration timeout) {
   return *hello_;
 }
 
+bool PeerSession::WaitForSignOfLife(absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  base::MutexLock lock(&mutex_);
+  const uint64_t heard = num_messages_;
+  while (num_messages_ == heard && !end_) {
+    const absl::Duration left = deadline - absl::Now();
+    if (left <= absl::ZeroDuration()) return false;
+    changed_.WaitFor(&mutex_, left);
+  }
+  return num_messages_ != heard;
+}
+
 void PeerSession::Attach(std::shared_ptr<kvtransfer::Sender> sender) {
   absl::Status end;
   {
@@ -74,10 +86,9 @@ void PeerSession::OnReadDone(bool ok) {
   std::shared_ptr<kvtransfer::Sender> sender;
   {
     base::MutexLock lock(&mutex_);
-    if (incoming_.has_hello() && !hello_) {
-      hello_ = std::move(*incoming_.mutable_hello());
-      changed_.NotifyAll();
-    }
+    ++num_messages_;
+    if (incoming_.has_hello() && !hello_) hello_ = std::move(*incoming_.mutable_hello());
+    if (sender_ == nullptr) changed_.NotifyAll();
     sender = sender_;
   }
   if (sender != nullptr) sender->OnMessage(incoming_);

@@ -89,6 +89,11 @@ ABSL_FLAG(
     kv_transport,
     WorkerOptions{}.kv_transport,
     "How KV blocks travel: auto, shm or tcp. Anything but auto is used or the pairing fails.");
+ABSL_FLAG(std::string,
+          require_transport,
+          WorkerOptions{}.require_transport,
+          "shm or tcp: pair only with workers to which KV blocks travel so, whatever else would "
+          "work; a pairing that cannot is refused with the reason. Empty: any of --kv-transport.");
 ABSL_FLAG(std::string, log_level, WorkerOptions{}.log_level, "debug, info, warning or error.");
 ABSL_FLAG(absl::Duration,
           test_load_delay,
@@ -136,6 +141,7 @@ WorkerOptions WorkerOptionsFromFlags() {
   options.tp = absl::GetFlag(FLAGS_tp);
   options.cpu_isa = absl::GetFlag(FLAGS_cpu_isa);
   options.kv_transport = absl::GetFlag(FLAGS_kv_transport);
+  options.require_transport = absl::GetFlag(FLAGS_require_transport);
   options.log_level = absl::GetFlag(FLAGS_log_level);
   options.test_load_delay = absl::GetFlag(FLAGS_test_load_delay);
   options.test_step_delay = absl::GetFlag(FLAGS_test_step_delay);

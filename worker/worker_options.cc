@@ -27,6 +27,16 @@ absl::Status AtLeast(absl::string_view flag, int64_t value, int64_t smallest) {
       absl::StrCat("--", flag, "=", value, ": must be at least ", smallest));
 }
 
+absl::Status CheckRequiredTransport(const WorkerOptions& options) {
+  const std::string& required = options.require_transport;
+  BATON_RETURN_IF_ERROR(OneOf("require-transport", required, {"", "shm", "tcp"}));
+  if (required.empty() || options.kv_transport == "auto" || options.kv_transport == required)
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--require-transport=", required,
+                                                 ": --kv-transport=", options.kv_transport,
+                                                 " leaves it out"));
+}
+
 }  // namespace
 
 absl::Status ValidateOptions(const WorkerOptions& options) {
@@ -40,6 +50,7 @@ absl::Status ValidateOptions(const WorkerOptions& options) {
       OneOf("kv-dtype", options.kv_dtype, {"auto", "fp8", "fp8_dynamic", "bf16", "f32"}));
   BATON_RETURN_IF_ERROR(OneOf("cpu-isa", options.cpu_isa, {"auto", "avx2", "avx512", "amx"}));
   BATON_RETURN_IF_ERROR(OneOf("kv-transport", options.kv_transport, {"auto", "shm", "tcp"}));
+  BATON_RETURN_IF_ERROR(CheckRequiredTransport(options));
   BATON_RETURN_IF_ERROR(
       OneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
   BATON_RETURN_IF_ERROR(OneOf("metrics-compat", options.metrics_compat, {"none", "vllm"}));

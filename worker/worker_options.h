@@ -38,6 +38,7 @@ struct WorkerOptions {
   int tp = 1;                         // ranks that share the model's heads: 1 or 2
   std::string cpu_isa = "auto";       // auto, avx2, avx512, amx
   std::string kv_transport = "auto";  // auto, shm, tcp
+  std::string require_transport;      // shm, tcp; empty: any that kv_transport allows
   std::string log_level = "info";     // debug, info, warning, error
 
   // For tests only.

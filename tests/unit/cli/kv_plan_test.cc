@@ -103,7 +103,8 @@ TEST(CheckConfigTest, UnknownNamesAndNumbersAreErrorsThatSayWhatIsAccepted) {
       {{{"device", "tpu"}}, "cuda"},           {{{"cpu_isa", "sse"}}, "avx2"},
       {{{"chunk_tokens", "32"}}, "64"},        {{{"kv_cache_bytes", "8GB"}}, "whole number"},
       {{{"num_blocks", "-1"}}, "num-blocks"},  {{{"kv_cache_bytes", "1000"}}, "not one block"},
-      {{{"metrics_compat", "tgi"}}, "vllm"},   {{{"num_blocks", "99999999999"}}, "too many"}};
+      {{{"metrics_compat", "tgi"}}, "vllm"},   {{{"num_blocks", "99999999999"}}, "too many"},
+      {{{"require_transport", "pigeon"}}, "tcp"}};
   for (const auto& [settings, words] : cases) {
     const std::string errors = Errors(CheckWorker("decode", Qwen3_8B(), "bf16", settings, kPlenty));
     EXPECT_TRUE(absl::StrContains(errors, words)) << words << ": " << errors;
@@ -150,6 +151,10 @@ TEST(CheckConfigTest, PairsThatWouldRefuseEachOtherAreErrors) {
   tcp.settings["kv_transport"] = "tcp";
   EXPECT_TRUE(absl::StrContains(Errors(CheckPair(shm, tcp)), "transport"));
   EXPECT_TRUE(CheckPair(shm, base).empty()) << "auto goes along";
+  PairMember insists = base;
+  insists.settings["require_transport"] = "shm";
+  EXPECT_TRUE(absl::StrContains(Errors(CheckPair(insists, tcp)), "transport"));
+  EXPECT_TRUE(CheckPair(insists, base).empty()) << "what is offered may be insisted on";
   PairMember brief = base;
   brief.settings["max_model_len"] = "1024";
   EXPECT_TRUE(absl::StrContains(Warnings(CheckPair(brief, base)), "the shorter one holds"));

@@ -146,8 +146,8 @@ TEST(SenderCreateTest, ForcedTransportIsNotReplaced) {
   options.hello = hello;
   options.transport = "shm";
   const absl::Status status = Sender::Create(options, answer, &link).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("transport=shm"));
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("does not offer shm"));
 }
 
 }  // namespace

@@ -1,0 +1,58 @@
+#include "kvtransfer/transport_terms.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kvtransfer/transport.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+std::string DescribeSide(const TransportTerms& terms) {
+  std::string text =
+      absl::StrCat(terms.role, " offers ",
+                   terms.offers.empty() ? "unknown ones" : absl::StrJoin(terms.offers, ", "));
+  if (!terms.required.empty()) absl::StrAppend(&text, " and requires ", terms.required);
+  return text;
+}
+
+bool Has(const std::vector<std::string>& offers, const std::string& name) {
+  return std::find(offers.begin(), offers.end(), name) != offers.end();
+}
+
+}  // namespace
+
+std::string DescribeTerms(const TransportTerms& prefill, const TransportTerms& decode) {
+  return absl::StrCat(DescribeSide(prefill), "; ", DescribeSide(decode));
+}
+
+absl::Status CheckTerms(const TransportTerms& ours, const TransportTerms& theirs) {
+  if (theirs.offers.empty()) return absl::OkStatus();
+  const auto refuse = [&](const std::string& reason) {
+    const bool we_are_prefill = ours.role == "prefill";
+    return absl::FailedPreconditionError(
+        absl::StrCat("transport: ", reason, " (",
+                     DescribeTerms(we_are_prefill ? ours : theirs, we_are_prefill ? theirs : ours),
+                     ")"));
+  };
+  if (!ours.required.empty() && !Has(theirs.offers, ours.required))
+    return refuse(absl::StrCat("the ", theirs.role, " worker does not offer ", ours.required));
+  const bool common = std::any_of(ours.offers.begin(), ours.offers.end(),
+                                  [&](const auto& name) { return Has(theirs.offers, name); });
+  return common ? absl::OkStatus() : refuse("none that both offer");
+}
+
+std::vector<std::string> TransportsOf(const std::string& kv_transport) {
+  if (kv_transport != "auto") return {kv_transport};
+  return KnownTransports();
+}
+
+std::vector<std::string> OffersOf(const worker::v1::Hello& hello) {
+  std::vector<std::string> offers;
+  for (const worker::v1::TransportEndpoint& endpoint : hello.transports())
+    offers.push_back(endpoint.name());
+  return offers;
+}
+
+}  // namespace baton::kvtransfer

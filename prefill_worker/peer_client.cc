@@ -12,6 +12,13 @@
 
 namespace baton::prefill {
 
+namespace {
+
+// From the end of a process until its stream has ended here too.
+constexpr absl::Duration kEndTimeout = absl::Milliseconds(100);
+
+}  // namespace
+
 struct PeerClient::Impl {
   explicit Impl(PeerClientOptions client_options)
       : options(std::move(client_options)), table(options.max_peers) {}
@@ -64,8 +71,7 @@ absl::StatusOr<PeerTable::Opened> PeerClient::Impl::Open(const std::string& addr
     absl::StatusOr<std::unique_ptr<kvtransfer::Sender>> sender =
         kvtransfer::Sender::Create(options.sender, hello, session.get());
     // A worker that has just gone cannot be connected to either, and that is no misfit.
-    if (absl::IsFailedPrecondition(sender.status()) &&
-        !session->WaitForSignOfLife(options.hello_timeout)) {
+    if (absl::IsFailedPrecondition(sender.status()) && session->WaitForEnd(kEndTimeout)) {
       return absl::UnavailableError(sender.status().message());
     }
     BATON_RETURN_IF_ERROR(sender.status());

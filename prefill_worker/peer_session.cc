@@ -49,16 +49,15 @@ absl::StatusOr<Hello> PeerSession::WaitForHello(absl::Duration timeout) {
   return *hello_;
 }
 
-bool PeerSession::WaitForSignOfLife(absl::Duration timeout) {
+bool PeerSession::WaitForEnd(absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   base::MutexLock lock(&mutex_);
-  const uint64_t heard = num_messages_;
-  while (num_messages_ == heard && !end_) {
+  while (!end_) {
     const absl::Duration left = deadline - absl::Now();
     if (left <= absl::ZeroDuration()) return false;
     changed_.WaitFor(&mutex_, left);
   }
-  return num_messages_ != heard;
+  return true;
 }
 
 void PeerSession::Attach(std::shared_ptr<kvtransfer::Sender> sender) {
@@ -86,9 +85,10 @@ void PeerSession::OnReadDone(bool ok) {
   std::shared_ptr<kvtransfer::Sender> sender;
   {
     base::MutexLock lock(&mutex_);
-    ++num_messages_;
-    if (incoming_.has_hello() && !hello_) hello_ = std::move(*incoming_.mutable_hello());
-    if (sender_ == nullptr) changed_.NotifyAll();
+    if (incoming_.has_hello() && !hello_) {
+      hello_ = std::move(*incoming_.mutable_hello());
+      changed_.NotifyAll();
+    }
     sender = sender_;
   }
   if (sender != nullptr) sender->OnMessage(incoming_);

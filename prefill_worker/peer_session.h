@@ -34,8 +34,8 @@ class PeerSession
   // Blocks until the peer has said Hello.
   // Errors: the peer's refusal; UNAVAILABLE when the stream ended; DEADLINE_EXCEEDED.
   absl::StatusOr<worker::v1::Hello> WaitForHello(absl::Duration timeout);
-  // Whether the peer still speaks: waits for its next message, at most a heartbeat's time and some.
-  bool WaitForSignOfLife(absl::Duration timeout);
+  // Whether the stream has ended, or does within `timeout`.
+  bool WaitForEnd(absl::Duration timeout);
   // From here on messages go to `sender`, and so does the end of the stream.
   void Attach(std::shared_ptr<kvtransfer::Sender> sender);
 
@@ -66,7 +66,6 @@ class PeerSession
   base::CondVar changed_;
   std::optional<worker::v1::Hello> hello_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
-  uint64_t num_messages_ ABSL_GUARDED_BY(mutex_) = 0;
   // Shared with the loop's transfers, which may outlive the session.
   std::shared_ptr<kvtransfer::Sender> sender_ ABSL_GUARDED_BY(mutex_);
 };

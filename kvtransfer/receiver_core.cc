@@ -66,9 +66,8 @@ absl::StatusOr<worker::v1::Hello> ReceiverCore::OnPeerHello(const worker::v1::He
     return absl::FailedPreconditionError(
         absl::StrCat("hello: field=role peer=", peer.role(), " wanted=prefill"));
   }
-  BATON_RETURN_IF_ERROR(
-      CheckTerms({"decode", options_.transports, options_.required_transport},
-                 {"prefill", OffersOf(peer), ""}));
+  BATON_RETURN_IF_ERROR(CheckTerms({"decode", options_.transports, options_.required_transport},
+                                   {"prefill", OffersOf(peer), ""}));
   worker::v1::Hello hello;
   hello.set_incarnation(options_.incarnation);
   hello.set_role("decode");

@@ -31,10 +31,9 @@ absl::Status CheckTerms(const TransportTerms& ours, const TransportTerms& theirs
   if (theirs.offers.empty()) return absl::OkStatus();
   const auto refuse = [&](const std::string& reason) {
     const bool we_are_prefill = ours.role == "prefill";
-    return absl::FailedPreconditionError(
-        absl::StrCat("transport: ", reason, " (",
-                     DescribeTerms(we_are_prefill ? ours : theirs, we_are_prefill ? theirs : ours),
-                     ")"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "transport: ", reason, " (",
+        DescribeTerms(we_are_prefill ? ours : theirs, we_are_prefill ? theirs : ours), ")"));
   };
   if (!ours.required.empty() && !Has(theirs.offers, ours.required))
     return refuse(absl::StrCat("the ", theirs.role, " worker does not offer ", ours.required));

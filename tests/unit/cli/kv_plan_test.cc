@@ -99,11 +99,16 @@ TEST(CheckConfigTest, ContextBeyondTheModelIsAnError) {
 // Case 18.2
 TEST(CheckConfigTest, UnknownNamesAndNumbersAreErrorsThatSayWhatIsAccepted) {
   const std::pair<WorkerSettings, const char*> cases[] = {
-      {{{"kv_dtype", "int3"}}, "fp8_dynamic"}, {{{"kv_transport", "pigeon"}}, "tcp"},
-      {{{"device", "tpu"}}, "cuda"},           {{{"cpu_isa", "sse"}}, "avx2"},
-      {{{"chunk_tokens", "32"}}, "64"},        {{{"kv_cache_bytes", "8GB"}}, "whole number"},
-      {{{"num_blocks", "-1"}}, "num-blocks"},  {{{"kv_cache_bytes", "1000"}}, "not one block"},
-      {{{"metrics_compat", "tgi"}}, "vllm"},   {{{"num_blocks", "99999999999"}}, "too many"},
+      {{{"kv_dtype", "int3"}}, "fp8_dynamic"},
+      {{{"kv_transport", "pigeon"}}, "tcp"},
+      {{{"device", "tpu"}}, "cuda"},
+      {{{"cpu_isa", "sse"}}, "avx2"},
+      {{{"chunk_tokens", "32"}}, "64"},
+      {{{"kv_cache_bytes", "8GB"}}, "whole number"},
+      {{{"num_blocks", "-1"}}, "num-blocks"},
+      {{{"kv_cache_bytes", "1000"}}, "not one block"},
+      {{{"metrics_compat", "tgi"}}, "vllm"},
+      {{{"num_blocks", "99999999999"}}, "too many"},
       {{{"require_transport", "pigeon"}}, "tcp"}};
   for (const auto& [settings, words] : cases) {
     const std::string errors = Errors(CheckWorker("decode", Qwen3_8B(), "bf16", settings, kPlenty));

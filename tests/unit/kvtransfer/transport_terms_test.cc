@@ -55,7 +55,9 @@ class MeetingTest : public ::testing::Test {
     send_.hello.add_transports()->set_name("shm");
     send_.hello.add_transports()->set_name("tcp");
   }
-  void StartDecode() { receiver_ = *Receiver::Create(receive_, [](ReceiverEvent) {}); }
+  void StartDecode() {
+    receiver_ = *Receiver::Create(receive_, [](ReceiverEvent) {});
+  }
   absl::StatusOr<worker::v1::Hello> SayHello() {
     return receiver_->OnPeerHello(send_.hello, &link_, &session_);
   }

@@ -3,6 +3,8 @@ import html
 import json
 import re
 
+LEFT = 82  # of a chart: room for its scale
+KEYS_MAX = 8
 COLORS = ["#2563eb", "#0d9488", "#b45309", "#7c3aed", "#b91c1c", "#15803d", "#0891b2", "#a21caf", "#65a30d", "#475569", "#ea580c", "#4f46e5"]
 
 
@@ -21,6 +23,9 @@ def number(value, unit):
             value, power = value / 1024, power + 1
         return f"{value:.3g} {['B', 'KiB', 'MiB', 'GiB', 'TiB'][power]}{'/s' if unit == 'Bps' else ''}"
     suffix = {"reqps": " req/s", "cps": " /s", "short": ""}.get(unit, " " + unit.removeprefix("suffix: "))
+    for scale, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g}{prefix}{suffix}"
     return f"{value:.3g}{suffix}"
 
 
@@ -56,9 +61,9 @@ def chart(series, unit, width, height, stacked):
     out = [f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}">']
     for share in (0, 0.5, 1):
         y = height - 14 - share * (height - 24)
-        out.append(f'<line x1="62" x2="{width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e2e8f0"/><text x="58" y="{y + 3:.1f}" text-anchor="end">{html.escape(number(top * share, unit))}</text>')
+        out.append(f'<line x1="{LEFT}" x2="{width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e2e8f0"/><text x="{LEFT - 4}" y="{y + 3:.1f}" text-anchor="end">{html.escape(number(top * share, unit))}</text>')
     for i, (_, points) in enumerate(lines):
-        path = " ".join(f"{62 + (t - start) / (end - start) * (width - 64):.1f},{height - 14 - v / top * (height - 24):.1f}" for t, v in points)
+        path = " ".join(f"{LEFT + (t - start) / (end - start) * (width - LEFT - 2):.1f},{height - 14 - v / top * (height - 24):.1f}" for t, v in points)
         out.append(f'<polyline points="{path}" fill="none" stroke="{COLORS[i % len(COLORS)]}" stroke-width="1.4"/>')
     return "".join(out) + "</svg>"
 
@@ -71,19 +76,35 @@ def heat(series, unit, width, height):
         rows.append((bound, {t: max(0.0, values.get(t, 0.0) - before[t]) for t in at}))
         before = {t: values.get(t, 0.0) for t in at}
     top = max((v for _, row in rows for v in row.values()), default=0) or 1.0
-    w, h = (width - 64) / max(1, len(at)), (height - 10) / max(1, len(rows))
+    w, h = (width - LEFT - 2) / max(1, len(at)), (height - 10) / max(1, len(rows))
     out = [f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}">']
     for i, (bound, row) in enumerate(rows):
         y = height - 5 - (i + 1) * h
         if i % max(1, len(rows) // 6) == 0:
-            out.append(f'<text x="58" y="{y + h:.1f}" text-anchor="end">{html.escape(number(bound, unit))}</text>')
-        out += [f'<rect x="{62 + j * w:.1f}" y="{y:.1f}" width="{w + .3:.1f}" height="{h:.1f}" fill="#2563eb" fill-opacity="{row[t] / top:.2f}"/>' for j, t in enumerate(at) if row[t] > 0]
+            out.append(f'<text x="{LEFT - 4}" y="{y + h:.1f}" text-anchor="end">{html.escape(number(bound, unit))}</text>')
+        out += [f'<rect x="{LEFT + j * w:.1f}" y="{y:.1f}" width="{w + .3:.1f}" height="{h:.1f}" fill="#2563eb" fill-opacity="{row[t] / top:.2f}"/>' for j, t in enumerate(at) if row[t] > 0]
     return "".join(out) + "</svg>"
 
 
 def table(series):
     rows = sorted({name for name, _ in series})
     return "<div class=rows>" + "".join(f"<div>{html.escape(row)}</div>" for row in rows) + "</div>"
+
+
+def legend_html(series, unit, width):
+    """The series that reach highest, with their last values, and how many rows of text that takes."""
+    highest = sorted(range(len(series)), key=lambda i: -max(v for _, v in series[i][1]))[:KEYS_MAX]
+    keys, rows, used = [], 1, 0
+    for i in sorted(highest):
+        name, points = series[i]
+        last = number(points[-1][1], unit)
+        size = 26 + 5.7 * len(f"{name} {last}")
+        rows, used = (rows + 1, size) if used + size > width else (rows, used + size)
+        keys.append(f'<span><i style="background:{COLORS[i % len(COLORS)]}"></i>{html.escape(name)} <b>{html.escape(last)}</b></span>')
+    if len(series) > KEYS_MAX:
+        keys.append(f"<span>and {len(series) - KEYS_MAX} more</span>")
+        rows += used + 70 > width
+    return f"<div class=keys>{''.join(keys)}</div>", rows
 
 
 def panel_html(panel, query_range):
@@ -97,14 +118,13 @@ def panel_html(panel, query_range):
         if panel["type"] == "stat":
             body = f"<p class=stat>{html.escape(number(series[0][1][-1][1], unit))}</p>"
         elif panel["type"] == "heatmap":
-            body = heat(series, unit, width, height)
+            body = heat(series, unit, width, height - 8)
         elif panel["type"] == "table":
             body = table(series)
         else:
             stacked = panel["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "normal"
-            keys = "".join(f'<span><i style="background:{COLORS[i % len(COLORS)]}"></i>{html.escape(name)} <b>{html.escape(number(points[-1][1], unit))}</b></span>' for i, (name, points) in enumerate(series[:10]))
-            more = f"<span>and {len(series) - 10} more</span>" if len(series) > 10 else ""
-            body = chart(series, unit, width, height - 40, stacked) + f"<div class=keys>{keys}{more}</div>"
+            keys, rows = legend_html(series, unit, width)
+            body = chart(series, unit, width, height - 6 - 13 * rows, stacked) + keys
     at = panel["gridPos"]
     style = f"left:{at['x'] * 50}px;top:{at['y'] * 30 + 40}px;width:{at['w'] * 50 - 6}px;height:{at['h'] * 30 - 6}px"
     return f'<section data-panel="{html.escape(panel["title"])}" data-series="{count}" style="{style}"><h3>{html.escape(panel["title"])}</h3>{body}</section>'

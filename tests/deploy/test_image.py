@@ -138,9 +138,8 @@ class Builder:
         self.root, self.directory = root, "/"
         run("debootstrap", "--variant=minbase", "bookworm", root)
         (root / "etc/resolv.conf").write_bytes(pathlib.Path("/etc/resolv.conf").read_bytes())
-        # The compiler's cache outlives the test, as a layer of an engine's would.
-        self.cache = ROOT / ".cache/image-ccache"
-        self.cache.mkdir(parents=True, exist_ok=True)
+        # The compiler's cache goes by content: what was compiled on this machine with the same compiler and headers need not be again.
+        self.cache = run("ccache", "--get-config", "cache_dir").stdout.strip()
         (root / "ccache").mkdir()
 
     def copy(self, rest):
@@ -159,7 +158,7 @@ class Builder:
         script = f"""set -e
 mount -t proc proc {self.root}/proc
 mount --bind {self.cache} {self.root}/ccache
-exec chroot {self.root} /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin CCACHE_DIR=/ccache sh -c "cd {self.directory} && $0"
+exec chroot {self.root} /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin CCACHE_DIR=/ccache CCACHE_BASEDIR=/src CCACHE_NOHASHDIR=1 sh -c "cd {self.directory} && $0"
 """
         run("unshare", "--mount", "bash", "-c", script, command)
 

@@ -253,7 +253,10 @@ def test_boards_as_pictures(load, path, tmp_path):
         browser.send("Page.navigate", url=page.as_uri())
         browser.wait("document.querySelectorAll('section').length > 5")
         assert browser.evaluate("[...document.querySelectorAll('section')].filter(s => s.dataset.series === '0').map(s => s.dataset.panel)") == []
-        assert browser.evaluate("[...document.querySelectorAll('section')].filter(s => s.scrollWidth > s.clientWidth + 1).map(s => s.dataset.panel)") == []
+        too_big = "s.scrollWidth > s.clientWidth + 1 || s.scrollHeight > s.clientHeight + 1"
+        assert browser.evaluate(f"[...document.querySelectorAll('section')].filter(s => {too_big}).map(s => s.dataset.panel)") == []
+        cut = "t.getBoundingClientRect().left < t.closest('svg').getBoundingClientRect().left"
+        assert browser.evaluate(f"[...document.querySelectorAll('text')].filter(t => {cut}).map(t => t.textContent)") == []
         browser.picture(path.stem)
     finally:
         browser.close()

@@ -81,7 +81,7 @@ def test_a_trace_goes_through(tiny):
 # Case 16.1, on the port that probes use.
 def test_probes_have_a_port_of_their_own():
     from grpc_health.v1 import health_pb2, health_pb2_grpc
-    with Service(TINY, worker_flags=("--health-port=0", "--test-load-delay=2s"), router_flags=("--health-port=0",), wait=False) as service:
+    with Service(TINY, worker_flags=("--health-port=0", f"--test-load-delay={2 * SLOWNESS:g}s"), router_flags=("--health-port=0",), wait=False) as service:
         probes = []
         for process in service.processes:
             port = json.loads(process.port_file.read_text())["health"]

@@ -155,7 +155,7 @@ def memory_run(build, streams):
 
 def stopped_readers_run(build, streams):
     """Readers stop after a message, while tokens come for each: the router cuts them off and lets the workers go."""
-    with Bench(build, gap_us=2000) as bench:
+    with Bench(build, gap_us=500) as bench:
         idle = bench.rss_mb()
         load = subprocess.Popen(bench.load_command(streams=streams, tokens=200_000, prompt=128, stop_reading=1, seconds=1),
                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -181,7 +181,7 @@ def main():
     runs = {"rate": lambda: rate_run(arguments.build, arguments.rate, arguments.seconds),
             "fan_out": lambda: fan_out_run(arguments.build, 200, 2000),
             "memory": lambda: memory_run(arguments.build, 2000),
-            "stopped": lambda: stopped_readers_run(arguments.build, 50)}
+            "stopped": lambda: stopped_readers_run(arguments.build, 20)}
     results = {name: run() for name, run in runs.items() if arguments.only in (None, name)}
     print(json.dumps(results, indent=1))
     if arguments.json:

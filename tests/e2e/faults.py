@@ -1,11 +1,13 @@
 """Several calls at a time, the steps of the hand-over as one sees them from outside, and what must hold after a fault."""
 import dataclasses
+import functools
 import random
 import threading
 import time
 
 import grpc
 
+import harness
 from harness import SLOWNESS, Answer, pb_grpc
 
 PROMPT_TOKENS = 320
@@ -16,14 +18,7 @@ PREFILL_DELAY, DECODE_DELAY = "30ms", "15ms"
 BLOCKS = 256
 
 
-def wait_until(condition, timeout=20, message="never"):
-    deadline = time.monotonic() + timeout * SLOWNESS
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.003)
-    raise AssertionError(message)
+wait_until = functools.partial(harness.wait_until, pause=0.003)  # some of what is waited for is over soon
 
 
 def flags(**more):

@@ -61,6 +61,15 @@ class Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
     intercept_unary_unary = intercept_unary_stream = _call
 
 
+def wait_until(condition, timeout=30, message="it did not happen", pause=0.02):
+    """What the condition is once it is true. Gauges, for one, follow the next heartbeat."""
+    deadline = time.monotonic() + timeout * SLOWNESS
+    while not (value := condition()):
+        assert time.monotonic() < deadline, message
+        time.sleep(pause)
+    return value
+
+
 class Process:
     """One of our binaries: its log, its ports, its metrics. `prefix` is a command that becomes the binary, on another host perhaps."""
 

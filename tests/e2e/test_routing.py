@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 import harness
-from harness import BIN, MODELS, SLOWNESS, Process, Service, pb, status_of
+from harness import BIN, MODELS, SLOWNESS, Process, Service, pb, status_of, wait_until
 
 TINY = MODELS / "tiny-qwen3"
 BLOCK = 64
@@ -18,15 +18,6 @@ BLOCK = 64
 def prompt(length, seed):
     rng = random.Random(seed)
     return [rng.randrange(1900) for _ in range(length)]
-
-
-def wait_until(condition, timeout=20, message="never"):
-    deadline = time.monotonic() + timeout * SLOWNESS
-    while time.monotonic() < deadline:
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError(message)
 
 
 def worker_status(service, address):

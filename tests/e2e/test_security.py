@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import subprocess
-import time
 import urllib.error
 import urllib.request
 
@@ -15,7 +14,7 @@ import grpc
 import pytest
 
 import harness
-from harness import BIN, MODELS, SLOWNESS, pb, pb_grpc
+from harness import BIN, MODELS, SLOWNESS, pb, pb_grpc, wait_until
 
 TINY = MODELS / "tiny-qwen3"
 NAMES = "subjectAltName=DNS:localhost,DNS:router.test,IP:127.0.0.1"
@@ -53,13 +52,6 @@ def replace(path, content):
     new = path.with_name(path.name + ".new")
     new.write_bytes(content)
     new.rename(path)
-
-
-def wait_until(condition, timeout=30):
-    deadline = time.monotonic() + timeout * SLOWNESS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
 
 
 def code_of(call):

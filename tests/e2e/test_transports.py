@@ -31,6 +31,7 @@ def test_between_two_hosts_shared_memory_gives_way_to_tcp_and_says_so():
         prefill, decode = service.prefill[0], service.decode[0]
         assert "transport not usable shm" in prefill.log()
         for worker in (prefill, decode):
+            harness.wait_until(lambda: "baton_kv_transport_selected{" in service.network.metrics_text(worker))
             metrics = service.network.metrics_text(worker)
             selected = [line for line in metrics.splitlines() if line.startswith("baton_kv_transport_selected{")]
             assert len(selected) == 1 and 'transport="tcp"' in selected[0] and selected[0].endswith(" 1"), selected
@@ -65,6 +66,7 @@ def test_the_required_transport_is_used_although_another_is_preferred(name):
     with harness.Service(MODELS / "tiny-qwen3", worker_flags=(f"--require-transport={name}",)) as service:
         assert service.stream(ask(service)).timings.kv_transport == name
         for worker in service.workers:
+            harness.wait_until(lambda: any(key.startswith("baton_kv_transport_selected{") for key in worker.metrics()))
             assert worker.metric("baton_kv_transport_selected", transport=name) == 1
             assert worker.metric("baton_kv_transport_probe_bytes_per_second", transport=name) > 1e6
 

@@ -31,11 +31,62 @@ def wait_file(path, process, timeout=30):
     raise TimeoutError(str(path))
 
 
-class Bench:
-    def __init__(self, build, gap_us=0, router_flags=()):
-        self.build = pathlib.Path(build)
+def tree(pid):
+    """The process and its descendants."""
+    found, waiting = [], [pid]
+    while waiting:
+        one = waiting.pop()
+        found.append(one)
+        waiting += map(int, pathlib.Path(f"/proc/{one}/task/{one}/children").read_text().split())
+    return found
+
+
+class Processes:
+    """What was started goes with it. `router` is the process that is measured, with those it has started."""
+
+    def __init__(self):
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="baton-bench-"))
         self.processes = []
+        self.router = None
+
+    def start(self, name, *argv):
+        log = open(self.directory / f"{name}.log", "wb")
+        process = subprocess.Popen([str(a) for a in argv], stdout=log, stderr=subprocess.STDOUT, cwd=self.directory)
+        self.processes.append(process)
+        return process
+
+    def rss_mb(self):
+        kilobytes = (re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{one}/status").read_text()) for one in tree(self.router.pid))
+        return sum(int(found.group(1)) for found in kilobytes) / 1024
+
+    def cpu_seconds(self):
+        ticks = 0
+        for one in tree(self.router.pid):
+            fields = pathlib.Path(f"/proc/{one}/stat").read_text().rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / 100
+
+    def close(self):
+        for process in reversed(self.processes):
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class Bench(Processes):
+    def __init__(self, build, gap_us=0, router_flags=()):
+        super().__init__()
+        self.build = pathlib.Path(build).absolute()
         ports = self.directory / "workers"
         worker = self.start("workers", self.build / "bench/null_worker", f"--port_file={ports}", f"--gap_us={gap_us}",
                             f"--model={MODEL}")
@@ -47,12 +98,6 @@ class Bench:
         router = json.loads(wait_file(port_file, self.router))
         self.address, self.http = f"127.0.0.1:{router['grpc']}", router["http"]
         self.wait_ready()
-
-    def start(self, name, *argv):
-        log = open(self.directory / f"{name}.log", "wb")
-        process = subprocess.Popen([str(a) for a in argv], stdout=log, stderr=subprocess.STDOUT)
-        self.processes.append(process)
-        return process
 
     def wait_ready(self):
         deadline = time.monotonic() + 30
@@ -83,25 +128,6 @@ class Bench:
 
     def gauge(self, name):
         return sum(float(line.rsplit(" ", 1)[1]) for line in self.metrics().splitlines() if line.startswith(name + "{"))
-
-    def rss_mb(self):
-        status = pathlib.Path(f"/proc/{self.router.pid}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+)", status).group(1)) / 1024
-
-    def cpu_seconds(self):
-        fields = pathlib.Path(f"/proc/{self.router.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / 100
-
-    def close(self):
-        for process in reversed(self.processes):
-            process.kill()
-            process.wait()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
 
 def buckets(text, stage):

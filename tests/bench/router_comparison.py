@@ -11,19 +11,17 @@ are interleaved and the median counts. All processes share the machine's cores.
 import argparse
 import json
 import pathlib
-import re
 import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from router_bench import ROOT, Bench, wait_file
+from router_bench import ROOT, Bench, Processes, wait_file
 
-TOOLS = ROOT / ".cache" / "tools"
+TOOLS = (ROOT / ".cache" / "tools").absolute()
 # What each is started with, beside the workers; round robin, so that no policy's index is part of the comparison.
 OTHERS = {
     "vllm-router": ("0.1.17", ["bin/vllm-router", "--vllm-pd-disaggregation", "--log-level=warning"]),
@@ -54,41 +52,6 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def tree(pid):
-    """The process and its descendants."""
-    found, waiting = [], [pid]
-    while waiting:
-        one = waiting.pop()
-        found.append(one)
-        waiting += map(int, pathlib.Path(f"/proc/{one}/task/{one}/children").read_text().split())
-    return found
-
-
-class Processes:
-    def __init__(self):
-        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="baton-bench-"))
-        self.processes = []
-
-    def start(self, name, *argv):
-        log = open(self.directory / f"{name}.log", "wb")
-        process = subprocess.Popen([str(a) for a in argv], stdout=log, stderr=subprocess.STDOUT, cwd=self.directory)
-        self.processes.append(process)
-        return process
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for process in reversed(self.processes):
-            process.terminate()
-        for process in self.processes:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
 class Http(Processes):
     """HTTP workers, and a router before them where `name` tells one; else the load goes straight to the decode worker."""
 
@@ -98,7 +61,7 @@ class Http(Processes):
         for role, flags in (("prefill", ["-prefill"]), ("decode", ["-gap", f"{gap_us}us"])):
             file = self.directory / f"{role}.port"
             ports[role] = wait_file(file, self.start(role, TOOLS / "bin/http_null", "worker", "-port-file", file, *flags))
-        self.router, self.url = None, f"http://127.0.0.1:{ports['decode']}"
+        self.url = f"http://127.0.0.1:{ports['decode']}"
         if name is None:
             return
         version, (program, *flags) = OTHERS[name]
@@ -125,24 +88,6 @@ class Http(Processes):
         run = subprocess.run([TOOLS / "bin/http_null", "load", "-url", self.url, *(f"-{k}={v}" for k, v in arguments.items())],
                              capture_output=True, text=True, timeout=300, check=True)
         return json.loads(run.stdout)
-
-    def cpu_seconds(self):
-        return cpu_seconds(self.router.pid)
-
-    def rss_mb(self):
-        return rss_mb(self.router.pid)
-
-
-def cpu_seconds(pid):
-    total = 0
-    for one in tree(pid):
-        fields = pathlib.Path(f"/proc/{one}/stat").read_text().rsplit(")", 1)[1].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / 100
-
-
-def rss_mb(pid):
-    return sum(int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{one}/status").read_text()).group(1)) for one in tree(pid)) / 1024
 
 
 def measure(service, rate, seconds, streams, tokens):

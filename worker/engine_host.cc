@@ -101,6 +101,7 @@ absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
   runner_options.shared_kv = true;
   runner_options.backend_options.num_threads = options.threads;
   runner_options.backend_options.isa = options.cpu_isa;
+  runner_options.backend_options.enforce_eager = options.enforce_eager;
   EngineHost host;
   BATON_ASSIGN_OR_RETURN(host.runner, runtime::ModelRunner::Create(runner_options));
   BATON_ASSIGN_OR_RETURN(host.tokenizer, LoadTokenizer(*host.runner));
@@ -131,6 +132,7 @@ absl::StatusOr<std::unique_ptr<runtime::ModelRunner>> LoadDraftRunner(
   runner_options.shared_kv = true;
   runner_options.backend_options.num_threads = options.threads;
   runner_options.backend_options.isa = options.cpu_isa;
+  runner_options.backend_options.enforce_eager = options.enforce_eager;
   BATON_ASSIGN_OR_RETURN(std::unique_ptr<runtime::ModelRunner> runner,
                          runtime::ModelRunner::Create(runner_options));
   if (runner->config().vocab != target.runner->config().vocab) {

@@ -80,6 +80,11 @@ ABSL_FLAG(int32_t,
           WorkerOptions{}.tp,
           "Tensor parallelism: ranks that share the model's heads, 1 or 2. Need not be the same on "
           "every worker.");
+ABSL_FLAG(bool,
+          enforce_eager,
+          WorkerOptions{}.enforce_eager,
+          "On a GPU, issue every operation of a decode step by itself, never as one CUDA graph: "
+          "slower, for finding faults. The tokens are the same.");
 ABSL_FLAG(std::string,
           cpu_isa,
           WorkerOptions{}.cpu_isa,
@@ -139,6 +144,7 @@ WorkerOptions WorkerOptionsFromFlags() {
   options.max_calls = absl::GetFlag(FLAGS_max_calls);
   options.threads = absl::GetFlag(FLAGS_threads);
   options.tp = absl::GetFlag(FLAGS_tp);
+  options.enforce_eager = absl::GetFlag(FLAGS_enforce_eager);
   options.cpu_isa = absl::GetFlag(FLAGS_cpu_isa);
   options.kv_transport = absl::GetFlag(FLAGS_kv_transport);
   options.require_transport = absl::GetFlag(FLAGS_require_transport);

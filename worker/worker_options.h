@@ -36,6 +36,7 @@ struct WorkerOptions {
   int max_calls = 1024;               // above it calls are refused with RESOURCE_EXHAUSTED
   int threads = 0;                    // of all ranks together; 0: one per core
   int tp = 1;                         // ranks that share the model's heads: 1 or 2
+  bool enforce_eager = false;         // cuda: no graphs
   std::string cpu_isa = "auto";       // auto, avx2, avx512, amx
   std::string kv_transport = "auto";  // auto, shm, tcp
   std::string require_transport;      // shm, tcp; empty: any that kv_transport allows

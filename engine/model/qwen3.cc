@@ -38,20 +38,46 @@ absl::Status Qwen3::Forward(const ForwardInputs& inputs,
                             absl::FunctionRef<void(int layer)> on_layer,
                             float* logits,
                             ForwardTimings* timings) {
+  ops::PassInputs pass;
+  pass.model = this;
+  pass.ids = inputs.ids;
+  pass.positions = inputs.positions;
+  pass.slots = inputs.slots;
+  pass.sequences = inputs.sequences;
+  pass.logit_rows = inputs.logit_rows;
+  pass.in_one_go = inputs.in_one_go;
+  bool told = false;  // on_layer has been called
+  const auto issue = [&](bool whole) {
+    told = !whole;
+    return Issue(inputs, whole, on_layer, logits, timings);
+  };
+  BATON_RETURN_IF_ERROR(backend_.RunPass(pass, issue, logits));
+  for (int layer = 0; !told && layer < config_.num_layers; ++layer) on_layer(layer);
+  return absl::OkStatus();
+}
+
+absl::Status Qwen3::Issue(const ForwardInputs& inputs,
+                          bool whole,
+                          absl::FunctionRef<void(int layer)> on_layer,
+                          float* logits,
+                          ForwardTimings* timings) {
   BATON_RETURN_IF_ERROR(backend_.Embed(*weights_.embed, inputs.ids, residual_.get()));
   for (int layer = 0; layer < config_.num_layers; ++layer) {
-    BATON_RETURN_IF_ERROR(AppendKv(inputs, layer, timings));
-    on_layer(layer);
+    BATON_RETURN_IF_ERROR(AppendKv(inputs, layer, whole, timings));
+    if (!whole) on_layer(layer);
     if (layer + 1 == config_.num_layers && inputs.logit_rows.empty()) return absl::OkStatus();
     BATON_RETURN_IF_ERROR(AttendAndFeedForward(inputs, layer));
   }
   const float eps = static_cast<float>(config_.rms_eps);
   BATON_RETURN_IF_ERROR(backend_.Logits(*residual_, inputs.logit_rows, weights_.final_norm, eps,
                                         weights_.head_matrix(), logits));
-  return backend_.Synchronize();
+  return whole ? absl::OkStatus() : backend_.Synchronize();
 }
 
-absl::Status Qwen3::AppendKv(const ForwardInputs& inputs, int layer, ForwardTimings* timings) {
+absl::Status Qwen3::AppendKv(const ForwardInputs& inputs,
+                             int layer,
+                             bool whole,
+                             ForwardTimings* timings) {
   const LayerWeights& weights = weights_.layers[layer];
   const int num_tokens = static_cast<int>(inputs.ids.size());
   const float eps = static_cast<float>(config_.rms_eps);
@@ -75,6 +101,7 @@ absl::Status Qwen3::AppendKv(const ForwardInputs& inputs, int layer, ForwardTimi
   args.cache = inputs.layers[layer];
   const absl::Duration start = base::Clock::Real().Now();
   BATON_RETURN_IF_ERROR(backend_.QkNormRopeAppend(args));
+  if (whole) return absl::OkStatus();
   BATON_RETURN_IF_ERROR(backend_.Synchronize());
   timings->append += base::Clock::Real().Now() - start;
   return absl::OkStatus();

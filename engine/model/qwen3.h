@@ -26,6 +26,8 @@ struct ForwardInputs {
   absl::Span<const ops::SequenceView> sequences;  // [B]
   absl::Span<const int32_t> logit_rows;           // [R] tokens whose logits are wanted
   absl::Span<const ops::KvCacheView> layers;      // [L]
+  // on_layer may come for all layers when the pass is over.
+  bool in_one_go = false;
 };
 
 struct ForwardTimings {
@@ -47,8 +49,8 @@ class Qwen3 {
   // Appends keys and values of all tokens in every layer and writes `logits` [R, V] on the host.
   // `on_layer(layer)` is called when the layer's keys and values are in the cache and visible to
   // other threads and processes, before the layer's attention: a hand-over overlaps with the rest
-  // of the layer and the next. With no rows wanted, what follows the last layer's append is left
-  // out: nothing would read it. Errors: those of the backend.
+  // of the layer and the next. (Or see in_one_go.) With no rows wanted, what follows the last
+  // layer's append is left out: nothing would read it. Errors: those of the backend.
   absl::Status Forward(const ForwardInputs& inputs,
                        absl::FunctionRef<void(int layer)> on_layer,
                        float* logits,
@@ -58,7 +60,16 @@ class Qwen3 {
   Qwen3(const ModelConfig& config, Weights weights, ops::Backend& backend)
       : config_(config), weights_(std::move(weights)), backend_(backend) {}
   absl::Status AllocateWorkspace(int max_tokens);
-  absl::Status AppendKv(const ForwardInputs& inputs, int layer, ForwardTimings* timings);
+  // `whole`: nothing is waited for in between, and on_layer is not called.
+  absl::Status Issue(const ForwardInputs& inputs,
+                     bool whole,
+                     absl::FunctionRef<void(int layer)> on_layer,
+                     float* logits,
+                     ForwardTimings* timings);
+  absl::Status AppendKv(const ForwardInputs& inputs,
+                        int layer,
+                        bool whole,
+                        ForwardTimings* timings);
   absl::Status AttendAndFeedForward(const ForwardInputs& inputs, int layer);
 
   ModelConfig config_;

@@ -29,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -135,6 +136,19 @@ struct PagedAttentionArgs {
   Activation* out = nullptr;  // kLinearInput [T, Hq * D]
 };
 
+// What the host says of one pass through a model: T tokens of B sequences, R rows of logits.
+struct PassInputs {
+  // Whose pass: a model's operations for inputs of the same sizes are always the same.
+  const void* model = nullptr;
+  absl::Span<const int32_t> ids;             // [T]
+  absl::Span<const int32_t> positions;       // [T]
+  absl::Span<const int64_t> slots;           // [T]
+  absl::Span<const SequenceView> sequences;  // [B]
+  absl::Span<const int32_t> logit_rows;      // [R]
+  // Nobody looks at keys and values before the pass is over.
+  bool in_one_go = false;
+};
+
 struct BackendOptions {
   int num_threads = 0;  // 0: one per core
   // cpu: auto, avx2, avx512, amx: the highest level that may be used; it must be there. auto takes
@@ -142,6 +156,8 @@ struct BackendOptions {
   // amx_model (those kernels over instructions and tiles in software) are for tests.
   std::string isa = "auto";
   bool pin_threads = false;  // cpu: worker threads stay on one core each
+  bool enforce_eager =
+      false;  // cuda: every operation is issued by itself, never as part of a graph
 };
 
 // Engine thread only. A step allocates nothing: every Activation and Matrix is made at start. The
@@ -186,6 +202,17 @@ class Backend {
   virtual bool pools_on_host() const { return true; }
   virtual absl::Status CopyFromPool(uint8_t* host, const uint8_t* pool, size_t bytes);
   virtual absl::Status CopyToPool(uint8_t* pool, const uint8_t* host, size_t bytes);
+
+  // Runs a pass. `issue(whole)` calls its operations, with these inputs, the last of them Logits
+  // into `logits` [R, V]. Here that is all there is to it. A device may know the operations of such
+  // a pass by heart, and then it does not call `issue`, or it may call it twice to learn them.
+  // `whole`: the operations are issued without Synchronize between them; only where
+  // inputs.in_one_go allows it. Errors: those of `issue`.
+  virtual absl::Status RunPass(const PassInputs& inputs,
+                               absl::FunctionRef<absl::Status(bool whole)> issue,
+                               float* logits) {
+    return issue(false);
+  }
 
   // residual[t] = table[ids[t]].   ids [T] in [0, rows)   table [V, E]   residual [T, E] out
   virtual absl::Status Embed(const Matrix& table,

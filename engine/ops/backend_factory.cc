@@ -12,7 +12,8 @@ namespace baton::ops {
 
 namespace cuda {
 // engine/ops/cuda/cuda_backend.h. Defined in programs that link the CUDA backend, null in others.
-[[gnu::weak]] absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(WeightDtype dtype);
+[[gnu::weak]] absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(
+    WeightDtype dtype, const BackendOptions& options);
 }  // namespace cuda
 
 namespace {
@@ -75,7 +76,7 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name,
     return backend;
   }
   if (name == "cuda") {
-    if (&cuda::CreateCudaBackend != nullptr) return cuda::CreateCudaBackend(dtype);
+    if (&cuda::CreateCudaBackend != nullptr) return cuda::CreateCudaBackend(dtype, options);
     return absl::UnavailableError(
         "cuda: this program was built without the CUDA backend (it needs a CUDA 13 toolkit)");
   }

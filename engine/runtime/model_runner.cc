@@ -53,6 +53,7 @@ class Runner : public ModelRunner {
     forward.slots = inputs_->slots();
     forward.sequences = inputs_->sequences();
     forward.logit_rows = inputs_->logit_rows();
+    forward.in_one_go = observer == nullptr || !observer->reads_kv_pool();
     absl::Status mirrored;
     const auto on_layer = [&](int layer) {
       if (observer == nullptr || !mirrored.ok()) return;

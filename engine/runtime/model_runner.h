@@ -59,9 +59,10 @@ class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
   // Keys and values of `layer` for all tokens of the step are in the pool, visible to other threads
-  // and processes.
+  // and processes. Where a device does a step in one go, an observer that does not read the pool
+  // hears of all layers when the step is over.
   virtual void OnLayerDone(int layer) = 0;
-  // Whether it looks at kv_pool() then: if not, a mirror is not kept up to date.
+  // Whether it looks at the pool then: if not, a mirror is not kept up to date.
   virtual bool reads_kv_pool() const { return true; }
 };
 

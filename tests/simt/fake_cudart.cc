@@ -29,6 +29,16 @@ struct CUstream_st {
     uint64_t record = 0;
   };
   std::deque<Operation> queue;
+  // Between cudaStreamBeginCapture and cudaStreamEndCapture operations go here instead.
+  bool capturing = false, capture_invalid = false;
+  std::vector<Operation> captured;
+};
+
+struct CUgraph_st {
+  std::vector<CUstream_st::Operation> nodes;
+};
+struct CUgraphExec_st {
+  std::vector<CUstream_st::Operation> nodes;
 };
 
 namespace baton::simt {
@@ -43,8 +53,12 @@ RuntimeConfig ConfigFromEnvironment() {
   return config;
 }
 
+// The stream that this thread captures into, by cudaStreamCaptureModeThreadLocal.
+thread_local CUstream_st* captures_here = nullptr;
+
 class Runtime {
  public:
+  RuntimeStats stats;
   RuntimeConfig config = ConfigFromEnvironment();
   std::recursive_mutex mutex;
   cudaError_t sticky = cudaSuccess;
@@ -63,13 +77,27 @@ class Runtime {
   cudaError_t Issue(cudaStream_t stream, CUstream_st::Operation operation) {
     if (sticky != cudaSuccess) return Note(sticky);
     CUstream_st* queue = Find(stream);
+    if (queue == &legacy && captures_here != nullptr) return RefuseInCapture();
+    if (queue->capturing) {
+      // Events would make a graph of several branches.
+      if (operation.run == nullptr) return RefuseInCapture();
+      queue->captured.push_back(std::move(operation));
+      return cudaSuccess;
+    }
     queue->queue.push_back(std::move(operation));
     if (!config.lazy) Drain(queue);
     return Note(sticky);
   }
 
+  // What a thread that captures must not do ends its capture.
+  cudaError_t RefuseInCapture() {
+    captures_here->capture_invalid = true;
+    return Note(cudaErrorStreamCaptureUnsupported);
+  }
+
   // Advances streams, in a random order, until `stream` is empty.
   cudaError_t Drain(CUstream_st* stream) {
+    if (captures_here != nullptr) return RefuseInCapture();
     while (!stream->queue.empty() && sticky == cudaSuccess) {
       if (!AdvanceOne()) {
         sticky = cudaErrorLaunchTimeout;  // waits for an event nobody will record
@@ -79,6 +107,7 @@ class Runtime {
   }
 
   cudaError_t DrainAll() {
+    if (captures_here != nullptr) return RefuseInCapture();
     Drain(&legacy);
     for (CUstream_st* stream : streams) Drain(stream);
     return Note(sticky);
@@ -86,6 +115,7 @@ class Runtime {
 
   // Until record `record` of `event` has run.
   cudaError_t DrainTo(CUevent_st* event, uint64_t record) {
+    if (captures_here != nullptr) return RefuseInCapture();
     while (event->completed < record && sticky == cudaSuccess) {
       if (!AdvanceOne()) sticky = cudaErrorLaunchTimeout;
     }
@@ -157,6 +187,7 @@ bool KindMatches(const void* to, const void* from, size_t size, cudaMemcpyKind k
 }  // namespace
 
 RuntimeConfig& GetRuntimeConfig() { return TheRuntime().config; }
+RuntimeStats& GetRuntimeStats() { return TheRuntime().stats; }
 
 void ClearDeviceError() {
   Locked l;
@@ -200,6 +231,7 @@ extern "C" {
 
 cudaError_t cudaMalloc(void** address, size_t size) {
   Locked l;
+  if (baton::simt::captures_here != nullptr) return l.runtime.RefuseInCapture();
   const uint64_t left = l.runtime.config.total_bytes - DeviceMemory::Get().bytes_in_use();
   *address = size <= left ? DeviceMemory::Get().Allocate(size) : nullptr;
   return *address != nullptr ? cudaSuccess : l.runtime.Note(cudaErrorMemoryAllocation);
@@ -207,7 +239,8 @@ cudaError_t cudaMalloc(void** address, size_t size) {
 
 cudaError_t cudaFree(void* address) {
   Locked l;
-  l.runtime.DrainAll();  // cudaFree waits for the device
+  // (It waits for the device.)
+  if (l.runtime.DrainAll() == cudaErrorStreamCaptureUnsupported) return l.runtime.last;
   if (address == nullptr || DeviceMemory::Get().Free(address)) return cudaSuccess;
   return l.runtime.Note(cudaErrorInvalidValue);
 }
@@ -221,6 +254,7 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 
 cudaError_t cudaMallocHost(void** address, size_t size) {
   Locked l;
+  if (baton::simt::captures_here != nullptr) return l.runtime.RefuseInCapture();
   const size_t rounded = (size + 2 * Runtime::kHeader - 1) / Runtime::kHeader * Runtime::kHeader;
   char* memory = static_cast<char*>(std::aligned_alloc(Runtime::kHeader, rounded));
   if (memory == nullptr) return l.runtime.Note(cudaErrorMemoryAllocation);
@@ -246,6 +280,11 @@ cudaError_t cudaMemcpyAsync(
     void* to, const void* from, size_t size, cudaMemcpyKind kind, cudaStream_t stream) {
   Locked l;
   if (!KindMatches(to, from, size, kind)) return l.runtime.Note(cudaErrorInvalidValue);
+  const void* host = kind == cudaMemcpyHostToDevice   ? from
+                     : kind == cudaMemcpyDeviceToHost ? to
+                                                      : nullptr;
+  if (host != nullptr && l.runtime.Find(stream)->capturing && !l.runtime.IsPinned(host))
+    return l.runtime.RefuseInCapture();
   if (kind == cudaMemcpyHostToDevice && !l.runtime.IsPinned(from)) {
     const char* bytes = static_cast<const char*>(from);
     auto staged = std::make_shared<std::vector<char>>(bytes, bytes + size);
@@ -325,6 +364,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   Locked l;
+  if (l.runtime.Find(stream)->capturing) return l.runtime.RefuseInCapture();
   const uint64_t record = ++event->recorded;
   return l.runtime.Issue(stream, {.run = [=] {
                            event->completed = record;
@@ -340,6 +380,61 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   Locked l;
   return l.runtime.DrainTo(event, event->recorded);
+}
+
+// ---- Graphs: of one stream, and so a row of operations
+// ----------------------------------------------------------------------------------------------
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  Locked l;
+  if (!l.runtime.config.graphs || stream == nullptr || mode != cudaStreamCaptureModeThreadLocal)
+    return l.runtime.Note(cudaErrorStreamCaptureUnsupported);
+  if (stream->capturing || baton::simt::captures_here != nullptr)
+    return l.runtime.Note(cudaErrorIllegalState);
+  stream->capturing = true;
+  stream->capture_invalid = false;
+  baton::simt::captures_here = stream;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  Locked l;
+  *graph = nullptr;
+  if (stream == nullptr || !stream->capturing) return l.runtime.Note(cudaErrorIllegalState);
+  if (baton::simt::captures_here != stream)
+    return l.runtime.Note(cudaErrorStreamCaptureWrongThread);
+  baton::simt::captures_here = nullptr;
+  stream->capturing = false;
+  std::vector<CUstream_st::Operation> nodes = std::exchange(stream->captured, {});
+  if (stream->capture_invalid) return l.runtime.Note(cudaErrorStreamCaptureInvalidated);
+  *graph = new CUgraph_st{std::move(nodes)};
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  *exec = new CUgraphExec_st{graph->nodes};
+  return cudaSuccess;
+}
+
+// One node after another, so that other streams get in between.
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  Locked l;
+  ++l.runtime.stats.graph_launches;
+  for (const CUstream_st::Operation& node : exec->nodes) {
+    const cudaError_t error = l.runtime.Issue(stream, node);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  delete exec;
+  return cudaSuccess;
 }
 
 // ---- Device, errors, functions

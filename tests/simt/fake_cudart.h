@@ -2,8 +2,10 @@
 
 // A stand-in for libcudart, linked instead of it: device memory of device_memory.h, kernels run by
 // the engine. Streams are queues. Lazy ones do nothing until somebody must wait for them, and then
-// take turns in a random order, so that a forgotten synchronisation shows. An error of a kernel
-// sticks, as on the device.
+// take turns in a random order, so that a forgotten synchronisation shows. A graph keeps its
+// operations as they were captured and goes into a stream operation by operation. What must not be
+// done while a thread captures (a wait, an allocation, pageable memory) is refused and ends the
+// capture. An error of a kernel sticks, as on the device.
 
 #include <cuda_runtime.h>
 
@@ -19,8 +21,14 @@ struct RuntimeConfig {
   uint64_t seed = 1;  // of the order in which lazy streams advance
   int num_devices = 1;
   uint64_t total_bytes = uint64_t{8} << 30;
+  bool graphs = true;  // else streams cannot be captured
 };
 RuntimeConfig& GetRuntimeConfig();
+
+struct RuntimeStats {
+  uint64_t graph_launches = 0;
+};
+RuntimeStats& GetRuntimeStats();
 
 // Puts work that is no kernel of ours into a stream: a library's. It may touch device memory.
 cudaError_t EnqueueHostWork(cudaStream_t stream, std::function<cudaError_t()> work);

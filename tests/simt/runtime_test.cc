@@ -2,6 +2,7 @@
 // synchronisation, errors stick.
 
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -110,6 +111,73 @@ TEST_F(RuntimeTest, EventsOrderStreamsAndTheirLackShows) {
   cudaEventDestroy(event);
   cudaStreamDestroy(first);
   cudaStreamDestroy(second);
+}
+
+// A graph is what was captured, not what happened to be in memory then, and its operations let
+// those of other streams between them.
+TEST_F(RuntimeTest, GraphsReplayWhatWasCaptured) {
+  GetRuntimeConfig().lazy = true;
+  cudaStream_t stream, other;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+  DeviceArray<int> from(std::vector<int>{5}), middle(1), to(std::vector<int>{0});
+  const auto copy = [&](const DeviceArray<int>& in, const DeviceArray<int>& out, cudaStream_t s) {
+    return cudaMemcpyAsync(out.data(), in.data(), 4, cudaMemcpyDeviceToDevice, s);
+  };
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  ASSERT_EQ(copy(from, middle, stream), cudaSuccess);
+  ASSERT_EQ(copy(middle, to, stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  EXPECT_EQ(to.Get()[0], 0) << "capturing runs nothing";
+  from.Set({6});
+  ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+  EXPECT_EQ(to.Get()[0], 6);
+  // The other stream's write lands before, between or behind the two copies.
+  const DeviceArray<int> intruder(std::vector<int>{9});
+  bool between = false;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    GetRuntimeConfig().seed = seed;
+    from.Set({static_cast<int>(seed) + 100});
+    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    ASSERT_EQ(copy(intruder, middle, other), cudaSuccess);
+    between |= to.Get()[0] == 9;
+  }
+  EXPECT_TRUE(between);
+  cudaGraphExecDestroy(exec);
+  cudaStreamDestroy(stream);
+  cudaStreamDestroy(other);
+}
+
+TEST_F(RuntimeTest, WhatACaptureMustNotDoEndsIt) {
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  DeviceArray<int> device(1);
+  int pageable = 1;
+  void* memory = nullptr;
+  const std::function<cudaError_t()> forbidden[] = {
+      [&] { return cudaStreamSynchronize(stream); },
+      [&] { return cudaDeviceSynchronize(); },
+      [&] { return cudaMalloc(&memory, 4); },
+      [&] { return cudaMallocHost(&memory, 4); },
+      [&] { return cudaFree(device.data()); },
+      [&] { return cudaMemset(device.data(), 0, 4); },  // the stream named by null
+      [&] { return cudaMemcpyAsync(device.data(), &pageable, 4, cudaMemcpyHostToDevice, stream); },
+  };
+  for (const auto& call : forbidden) {
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    EXPECT_EQ(call(), cudaErrorStreamCaptureUnsupported);
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
+    EXPECT_EQ(graph, nullptr);
+  }
+  cudaGetLastError();
+  EXPECT_EQ(cudaMemset(device.data(), 0, 4), cudaSuccess) << "afterwards all is as before";
+  EXPECT_EQ(device.Get()[0], 0);
+  cudaStreamDestroy(stream);
 }
 
 TEST_F(RuntimeTest, LaunchShapesAreChecked) {

@@ -12,14 +12,14 @@ constexpr int kBlocksPerSm = 2;
 constexpr int kLeastBlocksPerSplit = 4;
 constexpr int kMaxSplits = 64;
 
-int Splits(int launches, int max_blocks, int num_sms) {
+}  // namespace
+
+int DecodeSplits(int launches, int max_blocks, int num_sms) {
   const int for_sms = (kBlocksPerSm * num_sms + launches - 1) / launches;
   const int for_context = max_blocks / kLeastBlocksPerSplit;
   const int for_workspace = kMaxPartials / launches;
   return std::max(1, std::min({for_sms, for_context, for_workspace, kMaxSplits}));
 }
-
-}  // namespace
 
 void AttentionPlan::Fill(const PagedAttentionArgs& args, int num_sms) {
   const int num_sequences = static_cast<int>(args.sequences.size());
@@ -59,7 +59,7 @@ void AttentionPlan::Fill(const PagedAttentionArgs& args, int num_sms) {
   if (decode.empty()) return;
   const int launches = static_cast<int>(decode.size()) * args.num_kv_heads *
                        DecodeRowChunks(decode_query_max, heads_per_kv);
-  decode_splits = Splits(launches, decode_blocks, num_sms);
+  decode_splits = DecodeSplits(launches, decode_blocks, num_sms);
 }
 
 }  // namespace baton::ops::cuda

@@ -14,6 +14,10 @@ namespace baton::ops::cuda {
 // Most (sequence, KV head, row chunk, split) quadruples of one launch: sizes the workspace.
 inline constexpr int kMaxPartials = 1024;
 
+// Into how many splits a context of `max_blocks` cache blocks is cut when `launches` (sequence, KV
+// head, row chunk) triples are attended.
+int DecodeSplits(int launches, int max_blocks, int num_sms);
+
 // Reused from step to step; its vectors keep their memory. Engine thread only.
 struct AttentionPlan {
   std::vector<int32_t> query_starts;  // [B + 1]

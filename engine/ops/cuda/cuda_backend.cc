@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -12,8 +13,10 @@
 #include "engine/base/status_macros.h"
 #include "engine/ops/cuda/attention_plan.h"
 #include "engine/ops/cuda/cuda_tensors.h"
+#include "engine/ops/cuda/graph_cache.h"
 #include "engine/ops/cuda/kernels.h"
 #include "engine/ops/cuda/linear.h"
+#include "engine/ops/cuda/pass_arrays.h"
 #include "engine/ops/cuda/step_upload.h"
 #include "engine/ops/validate.h"
 
@@ -44,8 +47,9 @@ CacheFormat FormatOf(kv::KvFormat format) {
 
 class CudaBackend : public Backend {
  public:
-  explicit CudaBackend(WeightDtype dtype)
+  CudaBackend(WeightDtype dtype, bool eager)
       : dtype_(dtype),
+        eager_(eager),
         linear_element_(dtype == WeightDtype::kF32 ? Element::kF32 : Element::kBf16) {}
   ~CudaBackend() override {
     if (stream_ == nullptr) return;
@@ -125,6 +129,7 @@ class CudaBackend : public Backend {
     activation->element = kind == ActivationKind::kResidual ? Element::kF32 : linear_element_;
     activation->q_element = dtype_ == WeightDtype::kF32 ? Element::kF32 : Element::kF16;
     activation->max_tokens = max_tokens;
+    max_tokens_ = std::min(max_tokens_, max_tokens);
     activation->width = width;
     const size_t count = static_cast<size_t>(max_tokens) * width;
     BATON_ASSIGN_OR_RETURN(activation->data,
@@ -165,6 +170,26 @@ class CudaBackend : public Backend {
     return Synchronize();
   }
 
+  // A small pass is padded to one of few shapes, whether it becomes a graph or not: so its results
+  // are the same either way.
+  absl::Status RunPass(const PassInputs& inputs,
+                       absl::FunctionRef<absl::Status(bool whole)> issue,
+                       float* logits) override {
+    const PassShape shape = inputs.in_one_go ? ShapeOfPass(inputs, max_tokens_) : PassShape();
+    if (shape.tokens == 0) return issue(false);
+    BATON_ASSIGN_OR_RETURN(const bool moved, pass_arrays_.Send(inputs, shape, stream_));
+    if (moved) graphs_.Clear();
+    const auto issue_padded = [&]() -> absl::Status {
+      pass_ = &pass_arrays_;
+      const absl::Status issued = issue(true);
+      pass_ = nullptr;
+      return issued;
+    };
+    BATON_RETURN_IF_ERROR(eager_ ? issue_padded()
+                                 : graphs_.Run({inputs.model, shape}, issue_padded, stream_));
+    return CopyLogits(inputs.logit_rows.size(), logits);
+  }
+
   absl::Status Embed(const Matrix& table,
                      absl::Span<const int32_t> ids,
                      Activation* residual) override {
@@ -172,12 +197,15 @@ class CudaBackend : public Backend {
     BATON_RETURN_IF_ERROR(CheckAtMost("embed", "T", ids.size(), out.max_tokens));
     BATON_RETURN_IF_ERROR(CheckEqual("embed", "E", table.cols(), out.width));
     BATON_RETURN_IF_ERROR(CheckIds(ids, table.rows()));
-    BATON_ASSIGN_OR_RETURN(const int32_t* device_ids, ids_.Upload(ids, stream_));
+    const int32_t* device_ids = pass_ == nullptr ? nullptr : pass_->ids();
+    if (pass_ == nullptr) {
+      BATON_ASSIGN_OR_RETURN(device_ids, ids_.Upload(ids, stream_));
+    }
     return CudaStatus(cuda::Embed({.table = Weights(table).data(),
                                    .table_element = linear_element_,
                                    .ids = device_ids,
                                    .residual = out.data.as<float>(),
-                                   .num_tokens = static_cast<int>(ids.size()),
+                                   .num_tokens = Padded(static_cast<int>(ids.size())),
                                    .width = out.width},
                                   stream_),
                       "embed");
@@ -194,7 +222,7 @@ class CudaBackend : public Backend {
         CheckAtMost("rms norm", "T", num_tokens, std::min(in.max_tokens, normed.max_tokens)));
     BATON_RETURN_IF_ERROR(CheckEqual("rms norm", "weight", weight.size(), in.width));
     BATON_RETURN_IF_ERROR(CheckEqual("rms norm", "E", normed.width, in.width));
-    return Norm(in, nullptr, num_tokens, weight, eps, normed.data);
+    return Norm(in, nullptr, Padded(num_tokens), weight, eps, normed.data);
   }
 
   absl::Status QkvProject(const Activation& x,
@@ -216,7 +244,7 @@ class CudaBackend : public Backend {
       BATON_ASSIGN_OR_RETURN(device_bias, constants_.Get(bias, stream_));
     }
     out.query_width = 0;
-    return linear_->Run({.tokens = num_tokens,
+    return linear_->Run({.tokens = Padded(num_tokens),
                          .rows = weight.rows(),
                          .cols = weight.cols(),
                          .in = in.element,
@@ -234,14 +262,19 @@ class CudaBackend : public Backend {
     params.qkv_element = qkv.element;
     params.q_out = qkv.queries.data();
     params.q_element = qkv.q_element;
-    params.num_tokens = args.num_tokens;
+    params.num_tokens = Padded(args.num_tokens);
     params.num_heads = args.num_heads;
     params.eps = args.eps;
     BATON_ASSIGN_OR_RETURN(params.q_weight, constants_.Get(args.q_weight, stream_));
     BATON_ASSIGN_OR_RETURN(params.k_weight, constants_.Get(args.k_weight, stream_));
     BATON_ASSIGN_OR_RETURN(params.rope, constants_.Get(args.rope, stream_));
-    BATON_ASSIGN_OR_RETURN(params.positions, positions_.Upload(args.positions, stream_));
-    BATON_ASSIGN_OR_RETURN(params.slots, slots_.Upload(args.slots, stream_));
+    if (pass_ != nullptr) {
+      params.positions = pass_->positions();
+      params.slots = pass_->slots();
+    } else {
+      BATON_ASSIGN_OR_RETURN(params.positions, positions_.Upload(args.positions, stream_));
+      BATON_ASSIGN_OR_RETURN(params.slots, slots_.Upload(args.slots, stream_));
+    }
     BATON_ASSIGN_OR_RETURN(params.cache, Cache(args.cache));
     qkv.query_width = args.num_heads * args.head_dim;
     return CudaStatus(cuda::QkNormRopeAppend(params, stream_), "qk norm rope append");
@@ -255,7 +288,6 @@ class CudaBackend : public Backend {
     if (args.num_tokens == 0) return absl::OkStatus();
     BATON_RETURN_IF_ERROR(
         CheckEqual("paged attention", "queries", qkv.query_width, args.num_heads * args.head_dim));
-    plan_.Fill(args, num_sms_);
     PagedAttentionParams params;
     params.q = qkv.queries.data();
     params.q_element = qkv.q_element;
@@ -263,12 +295,18 @@ class CudaBackend : public Backend {
     params.num_heads = args.num_heads;
     params.softmax_scale = args.softmax_scale;
     BATON_ASSIGN_OR_RETURN(params.cache, Cache(args.cache));
-    BATON_RETURN_IF_ERROR(UploadPlan(&params));
     const bool fp8 =
         params.cache.format == CacheFormat::kFp8 || params.cache.format == CacheFormat::kFp8Dynamic;
     const bool tensor_cores =
         fp8 && qkv.q_element == Element::kF16 && (args.head_dim == 64 || args.head_dim == 128);
-    BATON_RETURN_IF_ERROR(Decode(params, tensor_cores));
+    if (pass_ != nullptr) return AttendPass(params, tensor_cores);
+    plan_.Fill(args, num_sms_);
+    BATON_RETURN_IF_ERROR(UploadPlan(&params));
+    BATON_ASSIGN_OR_RETURN(params.sequences,
+                           decode_.Upload(absl::MakeConstSpan(plan_.decode), stream_));
+    params.num_sequences = static_cast<int>(plan_.decode.size());
+    BATON_RETURN_IF_ERROR(
+        Decode(params, plan_.decode_query_max, plan_.decode_splits, tensor_cores));
     return Prefill(params, tensor_cores);
   }
 
@@ -282,7 +320,7 @@ class CudaBackend : public Backend {
         CheckAtMost("project", "T", num_tokens, std::min(in.max_tokens, out.max_tokens)));
     BATON_RETURN_IF_ERROR(CheckEqual("project", "K", weight.cols(), in.width));
     BATON_RETURN_IF_ERROR(CheckEqual("project", "E", weight.rows(), out.width));
-    return linear_->Run({.tokens = num_tokens,
+    return linear_->Run({.tokens = Padded(num_tokens),
                          .rows = weight.rows(),
                          .cols = weight.cols(),
                          .in = in.element,
@@ -304,6 +342,7 @@ class CudaBackend : public Backend {
     const size_t bytes =
         static_cast<size_t>(inner.max_tokens) * weight.rows() * ElementSize(linear_element_);
     BATON_RETURN_IF_ERROR(Grow(bytes, &gate_up_));
+    num_tokens = Padded(num_tokens);
     BATON_RETURN_IF_ERROR(linear_->Run({.tokens = num_tokens,
                                         .rows = weight.rows(),
                                         .cols = weight.cols(),
@@ -332,10 +371,13 @@ class CudaBackend : public Backend {
     for (const int32_t row : rows)
       BATON_RETURN_IF_ERROR(CheckAtMost("logits", "row", row, in.max_tokens - 1));
     if (rows.empty()) return absl::OkStatus();
-    const size_t count = rows.size();
+    const size_t count = pass_ == nullptr ? rows.size() : pass_->shape().rows;
     BATON_RETURN_IF_ERROR(Grow(count * in.width * ElementSize(linear_element_), &logit_input_));
     BATON_RETURN_IF_ERROR(Grow(count * head.rows() * sizeof(float), &logits_));
-    BATON_ASSIGN_OR_RETURN(const int32_t* device_rows, rows_.Upload(rows, stream_));
+    const int32_t* device_rows = pass_ == nullptr ? nullptr : pass_->rows();
+    if (pass_ == nullptr) {
+      BATON_ASSIGN_OR_RETURN(device_rows, rows_.Upload(rows, stream_));
+    }
     const int num_rows = static_cast<int>(count);
     BATON_RETURN_IF_ERROR(Norm(in, device_rows, num_rows, weight, eps, logit_input_));
     BATON_RETURN_IF_ERROR(linear_->Run({.tokens = num_rows,
@@ -345,11 +387,8 @@ class CudaBackend : public Backend {
                                         .out = Element::kF32},
                                        logit_input_.data(), Weights(head).data(), nullptr,
                                        logits_.data(), stream_));
-    BATON_RETURN_IF_ERROR(
-        CudaStatus(cudaMemcpyAsync(logits, logits_.data(), count * head.rows() * sizeof(float),
-                                   cudaMemcpyDeviceToHost, stream_),
-                   "logits"));
-    return Synchronize();
+    vocab_ = head.rows();
+    return pass_ == nullptr ? CopyLogits(count, logits) : absl::OkStatus();
   }
 
   absl::Status Synchronize() override {
@@ -375,6 +414,17 @@ class CudaBackend : public Backend {
   }
 
  private:
+  // In a padded pass the sizes are those of its shape, not of its inputs.
+  int Padded(int num_tokens) const { return pass_ == nullptr ? num_tokens : pass_->shape().tokens; }
+
+  absl::Status CopyLogits(size_t num_rows, float* logits) {
+    BATON_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpyAsync(logits, logits_.data(), num_rows * vocab_ * sizeof(float),
+                                   cudaMemcpyDeviceToHost, stream_),
+                   "logits"));
+    return Synchronize();
+  }
+
   void EncodeRow(const std::vector<float>& row, uint8_t* out) const {
     if (linear_element_ == Element::kF32) {
       std::memcpy(out, row.data(), row.size() * sizeof(float));
@@ -426,19 +476,33 @@ class CudaBackend : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status Decode(PagedAttentionParams params, bool tensor_cores) {
-    BATON_ASSIGN_OR_RETURN(params.sequences,
-                           decode_.Upload(absl::MakeConstSpan(plan_.decode), stream_));
-    params.num_sequences = static_cast<int>(plan_.decode.size());
-    if (!tensor_cores) {
-      return CudaStatus(SimpleAttention(params, plan_.decode_query_max, stream_), "attention");
-    }
+  // The sequences of `params`, none of which has more than `query_max` queries.
+  absl::Status Decode(const PagedAttentionParams& params,
+                      int query_max,
+                      int num_splits,
+                      bool tensor_cores) {
+    if (!tensor_cores) return CudaStatus(SimpleAttention(params, query_max, stream_), "attention");
     return CudaStatus(DecodeAttention({.attention = params,
-                                       .num_splits = plan_.decode_splits,
+                                       .num_splits = num_splits,
                                        .workspace = attention_workspace_.as<float>(),
                                        .counters = attention_counters_.as<int32_t>()},
-                                      plan_.decode_query_max, stream_),
+                                      query_max, stream_),
                       "decode attention");
+  }
+
+  absl::Status AttendPass(PagedAttentionParams params, bool tensor_cores) {
+    const PassShape& shape = pass_->shape();
+    params.query_starts = pass_->query_starts();
+    params.context_lens = pass_->context_lens();
+    params.block_tables = pass_->block_tables();
+    params.max_blocks = shape.max_blocks;
+    params.sequences = pass_->sequences();
+    params.num_sequences = shape.sequences;
+    const int num_kv_heads = params.cache.num_kv_heads;
+    const int chunks = DecodeRowChunks(shape.query_max, params.num_heads / num_kv_heads);
+    const int splits =
+        DecodeSplits(shape.sequences * num_kv_heads * chunks, shape.max_blocks, num_sms_);
+    return Decode(params, shape.query_max, splits, tensor_cores);
   }
 
   absl::Status Prefill(PagedAttentionParams params, bool tensor_cores) {
@@ -459,6 +523,7 @@ class CudaBackend : public Backend {
   absl::Status Grow(size_t bytes, DeviceBuffer* buffer) {
     if (buffer->size() >= bytes) return absl::OkStatus();
     BATON_RETURN_IF_ERROR(Synchronize());
+    graphs_.Clear();  // they point to what is given back here
     BATON_ASSIGN_OR_RETURN(*buffer, DeviceBuffer::Allocate(bytes));
     return absl::OkStatus();
   }
@@ -497,6 +562,7 @@ class CudaBackend : public Backend {
   }
 
   const WeightDtype dtype_;
+  const bool eager_;
   const Element linear_element_;
   std::string name_;
   int num_sms_ = 0;
@@ -504,6 +570,11 @@ class CudaBackend : public Backend {
   std::unique_ptr<Linear> linear_;
   DeviceConstants constants_;
   AttentionPlan plan_;
+  PassArrays pass_arrays_;
+  GraphCache graphs_;
+  const PassArrays* pass_ = nullptr;  // while the operations of a padded pass are issued
+  int max_tokens_ = INT_MAX;          // what every activation holds
+  size_t vocab_ = 0;                  // of logits_
   UploadedArray ids_, positions_, slots_, rows_;
   UploadedArray query_starts_, context_lens_, block_tables_, decode_, others_, tiles_;
   DeviceBuffer attention_workspace_, attention_counters_, gate_up_, logit_input_, logits_;
@@ -511,12 +582,13 @@ class CudaBackend : public Backend {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(WeightDtype dtype) {
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(WeightDtype dtype,
+                                                           const BackendOptions& options) {
   if (dtype != WeightDtype::kF32 && dtype != WeightDtype::kBf16) {
     return absl::InvalidArgumentError(
         absl::StrCat("cuda: weight dtype \"", WeightDtypeName(dtype), "\": accepted: f32, bf16"));
   }
-  auto backend = std::make_unique<CudaBackend>(dtype);
+  auto backend = std::make_unique<CudaBackend>(dtype, options.enforce_eager);
   BATON_RETURN_IF_ERROR(backend->Init());
   return std::unique_ptr<Backend>(std::move(backend));
 }

@@ -1,0 +1,119 @@
+#include "engine/ops/cuda/pass_arrays.h"
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <utility>
+
+#include "engine/base/status_macros.h"
+#include "engine/ops/cuda/kernels.h"
+
+namespace baton::ops::cuda {
+namespace {
+
+// Padding costs at most half of a pass this small, and a third of a larger one.
+constexpr int kSizes[] = {1,  2,  4,  8,   12,  16,  24,  32,
+                          48, 64, 96, 128, 192, 256, 384, kPassTokensMax};
+constexpr size_t kAlignment = 16;
+// Contexts grow; each size of the block table means graphs of its own, so there are few.
+constexpr int kLeastBlocks = 4, kBlocksGrowth = 4;
+
+int RoundUp(int value) { return *std::lower_bound(std::begin(kSizes), std::end(kSizes), value); }
+
+int RoundUpBlocks(int blocks) {
+  int size = kLeastBlocks;
+  while (size < blocks) size *= kBlocksGrowth;
+  return size;
+}
+
+}  // namespace
+
+PassShape ShapeOfPass(const PassInputs& inputs, int max_tokens) {
+  const int tokens = static_cast<int>(inputs.ids.size());
+  if (tokens == 0 || tokens > std::min(kPassTokensMax, max_tokens) || inputs.logit_rows.empty())
+    return {};
+  PassShape shape;
+  int blocks = 0, queries = 0;
+  for (const SequenceView& sequence : inputs.sequences) {
+    queries = std::max(queries, sequence.query_len);
+    blocks = std::max(blocks, kv::BlocksFor(sequence.context_len));
+  }
+  if (queries == 0 || queries > kDecodeQueryMax) return {};
+  shape.tokens = std::min(RoundUp(tokens), max_tokens);
+  shape.sequences = RoundUp(static_cast<int>(inputs.sequences.size()));
+  shape.rows = RoundUp(static_cast<int>(inputs.logit_rows.size()));
+  shape.query_max = queries <= 2 ? queries : queries <= 4 ? 4 : kDecodeQueryMax;
+  shape.max_blocks = RoundUpBlocks(blocks);
+  return shape;
+}
+
+PassArrays::Layout PassArrays::LayoutOf(const PassShape& shape) {
+  Layout layout = {};
+  const auto take = [&](size_t count, size_t element) {
+    const size_t offset = layout.bytes;
+    layout.bytes += (count * element + kAlignment - 1) / kAlignment * kAlignment;
+    return offset;
+  };
+  const size_t sequences = static_cast<size_t>(shape.sequences);
+  layout.slots = take(shape.tokens, sizeof(int64_t));
+  layout.ids = take(shape.tokens, sizeof(int32_t));
+  layout.positions = take(shape.tokens, sizeof(int32_t));
+  layout.rows = take(shape.rows, sizeof(int32_t));
+  layout.starts = take(sequences + 1, sizeof(int32_t));
+  layout.contexts = take(sequences, sizeof(int32_t));
+  layout.sequences = take(sequences, sizeof(int32_t));
+  layout.tables = take(sequences * shape.max_blocks, sizeof(int32_t));
+  return layout;
+}
+
+absl::StatusOr<bool> PassArrays::Send(const PassInputs& inputs,
+                                      const PassShape& shape,
+                                      cudaStream_t stream) {
+  // The stream may still be reading what was there.
+  BATON_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream), "step arrays"));
+  const Layout layout = LayoutOf(shape);
+  BATON_ASSIGN_OR_RETURN(const bool moved, Grow(layout.bytes));
+  shape_ = shape;
+  layout_ = layout;
+  Stage(inputs);
+  BATON_RETURN_IF_ERROR(CudaStatus(
+      cudaMemcpyAsync(device_.data(), staged_.data(), layout.bytes, cudaMemcpyHostToDevice, stream),
+      "step arrays"));
+  return moved;
+}
+
+absl::StatusOr<bool> PassArrays::Grow(size_t bytes) {
+  if (bytes <= device_.size()) return false;
+  constexpr size_t kLeast = 64 * 1024;
+  const size_t room = std::max(kLeast, 2 * bytes);
+  BATON_ASSIGN_OR_RETURN(staged_, DeviceBuffer::AllocatePinned(room));
+  BATON_ASSIGN_OR_RETURN(device_, DeviceBuffer::Allocate(room));
+  return true;
+}
+
+void PassArrays::Stage(const PassInputs& inputs) {
+  const auto pad = [&](auto* to, const auto& from, int size, int value) {
+    auto* end = std::copy(from.begin(), from.end(), to);
+    std::fill(end, to + size, value);
+  };
+  pad(Staged<int64_t>(layout_.slots), inputs.slots, shape_.tokens, -1);
+  pad(Staged<int32_t>(layout_.ids), inputs.ids, shape_.tokens, 0);
+  pad(Staged<int32_t>(layout_.positions), inputs.positions, shape_.tokens, 0);
+  pad(Staged<int32_t>(layout_.rows), inputs.logit_rows, shape_.rows, 0);
+  int32_t* starts = Staged<int32_t>(layout_.starts);
+  int32_t* contexts = Staged<int32_t>(layout_.contexts);
+  int32_t* tables = Staged<int32_t>(layout_.tables);
+  std::fill_n(starts, shape_.sequences + 1, static_cast<int32_t>(inputs.ids.size()));
+  std::fill_n(contexts, shape_.sequences, 0);
+  std::fill_n(tables, static_cast<size_t>(shape_.sequences) * shape_.max_blocks, 0);
+  for (const SequenceView& sequence : inputs.sequences) {
+    *starts++ = sequence.query_start;
+    *contexts++ = sequence.context_len;
+    std::copy_n(sequence.block_table.begin(), kv::BlocksFor(sequence.context_len), tables);
+    tables += shape_.max_blocks;
+  }
+  int32_t* indices = Staged<int32_t>(layout_.sequences);
+  std::iota(indices, indices + shape_.sequences, 0);
+}
+
+}  // namespace baton::ops::cuda

@@ -1,0 +1,83 @@
+#pragma once
+
+// What the host says of a small pass (decode, speculative verify), on the device: all of it in one
+// copy, in places that depend on the pass's padded shape alone. So the kernels of two passes of one
+// shape are given the same pointers and sizes, and a graph of them serves every pass of that shape.
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/ops/backend.h"
+#include "engine/ops/cuda/device_buffer.h"
+
+namespace baton::ops::cuda {
+
+// Sizes of a pass, rounded up to few different ones.
+struct PassShape {
+  int tokens = 0, sequences = 0, rows = 0;
+  int query_max = 0;   // most queries of a sequence: 1, 2, 4 or 8
+  int max_blocks = 0;  // cache blocks of a sequence, as many as the block table has room for
+
+  bool operator==(const PassShape&) const = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const PassShape& s) {
+    return H::combine(std::move(h), s.tokens, s.sequences, s.rows, s.query_max, s.max_blocks);
+  }
+};
+
+// Most tokens of a pass that is padded.
+inline constexpr int kPassTokensMax = 512;
+
+// The padded shape of a pass, or none (tokens = 0): a sequence has more than kDecodeQueryMax
+// queries, or there are more than kPassTokensMax tokens, or no logits are wanted. `max_tokens`:
+// what the activations hold.
+PassShape ShapeOfPass(const PassInputs& inputs, int max_tokens);
+
+// Owns the memory. Engine thread only.
+class PassArrays {
+ public:
+  // Sends a pass in the order of `stream`. Padding: token 0 at position 0 without a slot, sequences
+  // without queries, row 0. True: the arrays have moved to new memory; what was issued with the old
+  // pointers must not be issued again. Errors: RESOURCE_EXHAUSTED.
+  absl::StatusOr<bool> Send(const PassInputs& inputs, const PassShape& shape, cudaStream_t stream);
+
+  // Of the last pass sent.
+  const PassShape& shape() const { return shape_; }
+  const int64_t* slots() const { return At<int64_t>(layout_.slots); }            // [tokens]
+  const int32_t* ids() const { return At<int32_t>(layout_.ids); }                // [tokens]
+  const int32_t* positions() const { return At<int32_t>(layout_.positions); }    // [tokens]
+  const int32_t* rows() const { return At<int32_t>(layout_.rows); }              // [rows]
+  const int32_t* query_starts() const { return At<int32_t>(layout_.starts); }    // [sequences + 1]
+  const int32_t* context_lens() const { return At<int32_t>(layout_.contexts); }  // [sequences]
+  const int32_t* sequences() const { return At<int32_t>(layout_.sequences); }    // 0, 1, ...
+  const int32_t* block_tables() const {  // [sequences][max_blocks]
+    return At<int32_t>(layout_.tables);
+  }
+
+ private:
+  // Offsets in bytes.
+  struct Layout {
+    size_t slots, ids, positions, rows, starts, contexts, sequences, tables, bytes;
+  };
+  static Layout LayoutOf(const PassShape& shape);
+  template <typename T>
+  const T* At(size_t offset) const {
+    return reinterpret_cast<const T*>(device_.as<const uint8_t>() + offset);
+  }
+  template <typename T>
+  T* Staged(size_t offset) const {
+    return reinterpret_cast<T*>(staged_.as<uint8_t>() + offset);
+  }
+  absl::StatusOr<bool> Grow(size_t bytes);
+  void Stage(const PassInputs& inputs);
+
+  PassShape shape_;
+  Layout layout_ = {};
+  DeviceBuffer device_, staged_;
+};
+
+}  // namespace baton::ops::cuda

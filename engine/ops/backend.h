@@ -156,8 +156,7 @@ struct BackendOptions {
   // amx_model (those kernels over instructions and tiles in software) are for tests.
   std::string isa = "auto";
   bool pin_threads = false;  // cpu: worker threads stay on one core each
-  bool enforce_eager =
-      false;  // cuda: every operation is issued by itself, never as part of a graph
+  bool enforce_eager = false;  // cuda: operations are issued one by one, not as graphs
 };
 
 // Engine thread only. A step allocates nothing: every Activation and Matrix is made at start. The

@@ -1,6 +1,7 @@
 """The CUDA backend inside real workers, where there is no GPU: its host code and kernels run on the emulated device of tests/simt,
 whose memory the host cannot touch and whose streams run as late as they may. What it says must be what the cpu backend says."""
 import pathlib
+import re
 import subprocess
 
 import pytest
@@ -9,6 +10,7 @@ import harness
 from harness import MODELS
 
 EMULATED = harness.BUILD / "emulated"
+TINY = MODELS / "tiny-qwen3"
 STREAM_SEED = "7"
 
 pytestmark = pytest.mark.skipif(not EMULATED.exists(), reason="built without a CUDA toolkit")
@@ -24,9 +26,9 @@ def emulated(pool, monkeypatch):
     """A service with emulated workers, started once a model and topology."""
     monkeypatch.setenv("BATON_EMULATED_STREAMS", STREAM_SEED)
 
-    def get(model, topology="pd", flags=()):
+    def get(model, topology="pd", flags=(), **settings):
         return pool.get(model, topology, worker_bin=EMULATED, kv_blocks=40,
-                        worker_flags=("--device=cuda", "--weight-dtype=bf16", *flags))
+                        worker_flags=("--device=cuda", "--weight-dtype=bf16", *flags), **settings)
 
     return get
 
@@ -60,11 +62,11 @@ def greedy(service, prompt):
     return answer.ids(), answer.logprobs[0]
 
 
-def test_tiny_qwen3_says_the_same_but_where_two_tokens_are_as_good(emulated, tiny):
-    service = emulated(MODELS / "tiny-qwen3")
+def expect_same(service, reference):
+    """Greedy ids equal those of a service on the cpu backend, but where two tokens are as good as each other."""
     same = 0
     for prompt in PROMPTS:
-        want, logprobs = greedy(tiny, prompt)
+        want, logprobs = greedy(reference, prompt)
         got, _ = greedy(service, prompt)
         same += got == want
         for position, (a, b) in enumerate(zip(got, want)):
@@ -75,6 +77,27 @@ def test_tiny_qwen3_says_the_same_but_where_two_tokens_are_as_good(emulated, tin
             break
     assert same >= len(PROMPTS) - 1
     service.wait_idle()
+
+
+def test_tiny_qwen3_says_the_same_but_where_two_tokens_are_as_good(emulated, tiny):
+    expect_same(emulated(TINY), tiny)
+
+
+def test_decode_steps_are_graphs_and_eager_ones_say_the_same(emulated):
+    plain = ("--max-draft-tokens=0",)
+    graphs = emulated(TINY, decode_flags=plain)
+    eager = emulated(TINY, flags=("--enforce-eager",), decode_flags=plain)
+    for prompt in PROMPTS:
+        assert greedy(graphs, prompt)[0] == greedy(eager, prompt)[0]
+    assert "cuda graph captured" in graphs.decode[0].log()
+    assert "cuda graph" not in eager.decode[0].log()
+
+
+def test_verifies_and_draft_rounds_are_graphs_too(emulated, tiny):
+    service = emulated(TINY, decode_flags=("--test-free-drafts", f"--draft-model={MODELS / 'tiny-qwen3-draft'}"))
+    expect_same(service, tiny)
+    queries = set(re.findall(r"cuda graph captured .* queries=(\d+)", service.decode[0].log()))
+    assert "1" in queries and len(queries) > 1, queries
 
 
 def test_workers_say_which_device_they_compute_on(emulated):

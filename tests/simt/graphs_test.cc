@@ -28,7 +28,7 @@ std::unique_ptr<ModelRunner> NewRunner(const std::string& model, bool eager) {
   options.backend = "cuda";
   options.weight_dtype = "bf16";
   options.max_model_len = 512;
-  options.max_step_tokens = 160;
+  options.max_step_tokens = options.max_logit_rows = 160;
   options.num_blocks = 24;
   options.backend_options.enforce_eager = eager;
   absl::StatusOr<std::unique_ptr<ModelRunner>> runner = ModelRunner::Create(options);

@@ -30,7 +30,9 @@ int RoundUpBlocks(int blocks) {
 
 PassShape ShapeOfPass(const PassInputs& inputs, int max_tokens) {
   const int tokens = static_cast<int>(inputs.ids.size());
-  if (tokens == 0 || tokens > std::min(kPassTokensMax, max_tokens) || inputs.logit_rows.empty())
+  const size_t most = std::max(inputs.sequences.size(), inputs.logit_rows.size());
+  if (tokens == 0 || tokens > std::min(kPassTokensMax, max_tokens) || most > kPassTokensMax ||
+      inputs.logit_rows.empty())
     return {};
   PassShape shape;
   int blocks = 0, queries = 0;

@@ -155,7 +155,7 @@ struct BackendOptions {
   // the best, or what the environment variable BATON_CPU_ISA names. portable, avx512_model and
   // amx_model (those kernels over instructions and tiles in software) are for tests.
   std::string isa = "auto";
-  bool pin_threads = false;  // cpu: worker threads stay on one core each
+  bool pin_threads = false;    // cpu: worker threads stay on one core each
   bool enforce_eager = false;  // cuda: operations are issued one by one, not as graphs
 };
 

@@ -14,6 +14,7 @@
 
 #include "engine/base/log.h"
 #include "engine/base/metrics_compat.h"
+#include "engine/base/metrics_series.h"
 #include "engine/base/metrics_text.h"
 #include "engine/base/process_stats.h"
 
@@ -125,16 +126,12 @@ template <typename Impl>
 struct Family {
   std::vector<Label> labels;
   prometheus::Family<Impl>* family = nullptr;  // null: this role does not export it
+  std::unique_ptr<SeriesTable<Impl>> series;   // of that family
   const MetricDef* def = nullptr;
 
   Impl* Series(absl::Span<const absl::string_view> values) {
     BATON_CHECK(family != nullptr, "metric of another role: ", def->name);
-    prometheus::Labels map = LabelMap(values);
-    if constexpr (std::is_same_v<Impl, prometheus::Histogram>) {
-      return &family->Add(map, def->buckets());
-    } else {
-      return &family->Add(map);
-    }
+    return series->Add(LabelMap(values));
   }
 
   prometheus::Labels LabelMap(absl::Span<const absl::string_view> values) const {
@@ -191,6 +188,9 @@ std::vector<Family<Impl>> MakeFamilies(const MetricDef (&defs)[N],
     if ((defs[i].roles & (1u << static_cast<int>(role))) == 0) continue;
     families[i].labels = ParseLabels(defs[i].labels);
     families[i].family = &Register<Impl>(defs[i], constant, registry);
+    families[i].series = std::make_unique<SeriesTable<Impl>>(
+        families[i].family, defs[i].help,
+        defs[i].buckets == nullptr ? Buckets{} : defs[i].buckets());
     std::vector<absl::string_view> prefix;
     families[i].AddClosedSeries(&prefix);
   }
@@ -272,7 +272,7 @@ Histogram Metrics::histogram(HistogramId id, absl::Span<const absl::string_view>
 
 void Metrics::Remove(GaugeId id, absl::Span<const absl::string_view> labels) {
   Family<prometheus::Gauge>& family = impl_->gauges[static_cast<size_t>(id)];
-  family.family->Remove(family.Series(labels));
+  family.series->Remove(family.LabelMap(labels));
 }
 
 Role Metrics::role() const { return impl_->role; }
@@ -280,14 +280,24 @@ Role Metrics::role() const { return impl_->role; }
 void Metrics::EnableVllmAliases() { impl_->vllm_aliases = true; }
 
 std::string Metrics::Scrape() const {
-  std::vector<prometheus::MetricFamily> families = impl_->registry.Collect();
-  for (prometheus::MetricFamily& family : CollectProcessStats())
-    families.push_back(std::move(family));
-  if (impl_->vllm_aliases) {
-    for (prometheus::MetricFamily& family : VllmAliases(families, impl_->model_name))
-      families.push_back(std::move(family));
-  }
-  return MetricsText(families);
+  std::string out;
+  out.reserve(size_t{192} << 10);
+  std::vector<prometheus::MetricFamily> aliased;
+  const auto append = [&](const auto& families) {
+    for (const auto& family : families) {
+      if (family.series == nullptr) continue;
+      family.series->AppendTo(&out);
+      if (!impl_->vllm_aliases || !HasVllmAlias(family.def->name)) continue;
+      for (prometheus::MetricFamily& collected : family.family->Collect())
+        aliased.push_back(std::move(collected));
+    }
+  };
+  append(impl_->counters);
+  append(impl_->gauges);
+  append(impl_->histograms);
+  out += MetricsText(CollectProcessStats());
+  if (impl_->vllm_aliases) out += MetricsText(VllmAliases(aliased, impl_->model_name));
+  return out;
 }
 
 std::string Metrics::ScrapeLite() const {

@@ -199,6 +199,11 @@ MetricFamily Translate(const MetricFamily& family,
 
 }  // namespace
 
+bool HasVllmAlias(absl::string_view name) {
+  return std::any_of(std::begin(kAliases), std::end(kAliases),
+                     [name](const Alias& alias) { return name == alias.from; });
+}
+
 std::vector<MetricFamily> VllmAliases(const std::vector<MetricFamily>& families,
                                       const std::string& model_name) {
   std::vector<MetricFamily> out;

@@ -6,9 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "prometheus/metric_family.h"
 
 namespace baton::base {
+
+// Whether one of the aliases is made from this metric of ours.
+bool HasVllmAlias(absl::string_view name);
 
 // `families` as collected from one process. Labels of the result: model_name, engine="0" and, of
 // few, one more. Histograms keep the boundaries that both sides know, so every count is exact. A

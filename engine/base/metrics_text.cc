@@ -2,9 +2,8 @@
 
 #include <charconv>
 #include <cmath>
-#include <cstdint>
 
-#include "absl/strings/string_view.h"
+#include "absl/strings/str_cat.h"
 
 namespace baton::base {
 namespace {
@@ -14,23 +13,6 @@ using prometheus::MetricFamily;
 using prometheus::MetricType;
 
 void Append(absl::string_view text, std::string* out) { out->append(text.data(), text.size()); }
-
-void AppendCount(uint64_t value, std::string* out) {
-  char digits[24];
-  out->append(digits, std::to_chars(digits, digits + sizeof(digits), value).ptr);
-}
-
-// The shortest digits that read back as the same number.
-void AppendNumber(double value, std::string* out) {
-  if (std::isnan(value)) return Append("NaN", out);
-  if (std::isinf(value)) return Append(value < 0 ? "-Inf" : "+Inf", out);
-  char digits[32];
-  constexpr double kExact = 9007199254740992;  // 2^53: integers up to here print as such
-  const auto end = value == std::floor(value) && std::fabs(value) < kExact
-                       ? std::to_chars(digits, digits + sizeof(digits), static_cast<int64_t>(value))
-                       : std::to_chars(digits, digits + sizeof(digits), value);
-  out->append(digits, end.ptr);
-}
 
 // Help texts escape backslash and new line; label values the quote too.
 void AppendEscaped(absl::string_view text, bool quotes, std::string* out) {
@@ -47,31 +29,66 @@ void AppendEscaped(absl::string_view text, bool quotes, std::string* out) {
   }
 }
 
+const char* TypeName(MetricType type) {
+  switch (type) {
+    case MetricType::Counter:
+      return "counter";
+    case MetricType::Gauge:
+      return "gauge";
+    case MetricType::Histogram:
+      return "histogram";
+    default:
+      return "untyped";
+  }
+}
+
+}  // namespace
+
+void AppendCount(uint64_t value, std::string* out) {
+  char digits[24];
+  out->append(digits, std::to_chars(digits, digits + sizeof(digits), value).ptr);
+}
+
+void AppendNumber(double value, std::string* out) {
+  if (std::isnan(value)) return Append("NaN", out);
+  if (std::isinf(value)) return Append(value < 0 ? "-Inf" : "+Inf", out);
+  char digits[32];
+  constexpr double kExact = 9007199254740992;  // 2^53: integers up to here print as such
+  const auto end = value == std::floor(value) && std::fabs(value) < kExact
+                       ? std::to_chars(digits, digits + sizeof(digits), static_cast<int64_t>(value))
+                       : std::to_chars(digits, digits + sizeof(digits), value);
+  out->append(digits, end.ptr);
+}
+
+void AppendLabel(absl::string_view name, absl::string_view value, std::string* out) {
+  if (!out->empty()) out->push_back(',');
+  Append(name, out);
+  Append("=\"", out);
+  AppendEscaped(value, true, out);
+  out->push_back('"');
+}
+
+std::string LineHead(absl::string_view name, absl::string_view suffix, absl::string_view labels) {
+  return labels.empty() ? absl::StrCat(name, suffix, " ")
+                        : absl::StrCat(name, suffix, "{", labels, "} ");
+}
+
+std::string FamilyHead(absl::string_view name,
+                       absl::string_view help,
+                       prometheus::MetricType type) {
+  std::string out = absl::StrCat("# HELP ", name, " ");
+  AppendEscaped(help, false, &out);
+  absl::StrAppend(&out, "\n# TYPE ", name, " ", TypeName(type), "\n");
+  return out;
+}
+
+namespace {
+
 // `a="x",b="y"`, once a series.
 std::string LabelText(const ClientMetric& metric) {
   std::string text;
-  for (const ClientMetric::Label& label : metric.label) {
-    if (!text.empty()) text.push_back(',');
-    Append(label.name, &text);
-    Append("=\"", &text);
-    AppendEscaped(label.value, true, &text);
-    text.push_back('"');
-  }
+  for (const ClientMetric::Label& label : metric.label) AppendLabel(label.name, label.value, &text);
   return text;
-}
-
-void AppendHead(const std::string& name,
-                absl::string_view suffix,
-                const std::string& labels,
-                std::string* out) {
-  Append(name, out);
-  Append(suffix, out);
-  if (!labels.empty()) {
-    out->push_back('{');
-    Append(labels, out);
-    out->push_back('}');
-  }
-  out->push_back(' ');
 }
 
 void AppendHistogram(const std::string& name,
@@ -94,44 +111,23 @@ void AppendHistogram(const std::string& name,
     AppendCount(histogram.sample_count, out);
     out->push_back('\n');
   }
-  AppendHead(name, "_sum", labels, out);
+  out->append(LineHead(name, "_sum", labels));
   AppendNumber(histogram.sample_sum, out);
   out->push_back('\n');
-  AppendHead(name, "_count", labels, out);
+  out->append(LineHead(name, "_count", labels));
   AppendCount(histogram.sample_count, out);
   out->push_back('\n');
 }
 
-const char* TypeName(MetricType type) {
-  switch (type) {
-    case MetricType::Counter:
-      return "counter";
-    case MetricType::Gauge:
-      return "gauge";
-    case MetricType::Histogram:
-      return "histogram";
-    default:
-      return "untyped";
-  }
-}
-
 void AppendFamily(const MetricFamily& family, std::string* out) {
-  Append("# HELP ", out);
-  Append(family.name, out);
-  out->push_back(' ');
-  AppendEscaped(family.help, false, out);
-  Append("\n# TYPE ", out);
-  Append(family.name, out);
-  out->push_back(' ');
-  Append(TypeName(family.type), out);
-  out->push_back('\n');
+  out->append(FamilyHead(family.name, family.help, family.type));
   for (const ClientMetric& metric : family.metric) {
     const std::string labels = LabelText(metric);
     if (family.type == MetricType::Histogram) {
       AppendHistogram(family.name, labels, metric.histogram, out);
       continue;
     }
-    AppendHead(family.name, "", labels, out);
+    out->append(LineHead(family.name, "", labels));
     AppendNumber(family.type == MetricType::Counter ? metric.counter.value : metric.gauge.value,
                  out);
     out->push_back('\n');

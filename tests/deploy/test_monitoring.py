@@ -1,9 +1,11 @@
 """Dashboards, rules and autoscaling targets: well formed, tested, and about metrics that exist and move."""
 import concurrent.futures
 import filecmp
+import http.client
 import json
 import re
 import sys
+import time
 
 import grpc
 import pytest
@@ -238,6 +240,36 @@ def test_lite_page_is_small_and_agrees(load):
             text = reply.read().decode()
         assert exposed(text) < exposed(process.metrics_text()) and len(text) < 2500
         assert len(exposed(text)) == (3 if process is load.service.router else 4)
+
+
+def cpu_ms_of_scrapes(process, count=300, path="/metrics"):
+    """What each of `count` scrapes cost the process, sorted. CPU time, because a core may be lent to others meanwhile; all of its threads, so its heartbeats too."""
+    clock = (~process.popen.pid << 3) | 2  # clock_getcpuclockid(3)
+    connection = http.client.HTTPConnection("127.0.0.1", process.http_port, timeout=60)
+    costs = []
+    for _ in range(count):
+        before = time.clock_gettime(clock)
+        connection.request("GET", path)
+        text = connection.getresponse().read().decode()
+        costs.append(1e3 * (time.clock_gettime(clock) - before))
+    connection.close()
+    assert "baton_" in text
+    return sorted(costs)
+
+
+# An endpoint picker asks 20 times a second; 1 ms is then 2 % of a core.
+def test_a_page_of_metrics_costs_less_than_a_millisecond_at_p99(load):
+    harness = load.harness
+    load.service.wait_idle()
+    flags = ("--metrics-compat=vllm",)
+    with harness.Service(harness.MODELS / "tiny-qwen3", worker_flags=flags, router_flags=flags) as compatible:
+        for i in range(8):
+            compatible.stream(compatible.request(f"In the beginning {i}", sampling={"max_tokens": 20, "ignore_eos": True}))
+        compatible.wait_idle()
+        for process in [*load.service.processes, *compatible.processes]:
+            costs = cpu_ms_of_scrapes(process)
+            print(f"{process.name}: {len(process.metrics_text())} bytes, p50 {costs[150]:.3f} ms, p99 {costs[297]:.3f} ms")
+            assert costs[297] < 1, process.name
 
 
 @pytest.mark.slow

@@ -87,8 +87,8 @@ class Findings {
 
 void CheckChoices(const WorkerSettings& settings, Findings* findings) {
   static const auto* const kChoices = new std::map<std::string, std::set<std::string>>{
-      {"kv_transport", {"auto", "shm", "tcp"}},
-      {"require_transport", {"", "shm", "tcp"}},
+      {"kv_transport", {"auto", "cuda_ipc", "shm", "tcp"}},
+      {"require_transport", {"", "cuda_ipc", "shm", "tcp"}},
       {"device", {"auto", "cpu", "ref", "cuda"}},
       {"cpu_isa", {"auto", "avx2", "avx512", "amx"}},
       {"metrics_compat", {"none", "vllm"}}};

@@ -7,6 +7,7 @@
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/process/grpc_status.h"
+#include "kvtransfer/transport_terms.h"
 #include "worker/poison.h"
 
 namespace baton::decode {
@@ -223,9 +224,11 @@ void DecodeLoop::HandleLanded(Call* call, const ReceiverEvent& event) {
   metrics_.exposed.Observe(absl::ToDoubleSeconds(event.exposed));
   metrics_.prompt_cached.Increment(call->prompt->num_cached);
   metrics_.prompt_transferred.Increment(call->prompt->num_tokens() - call->prompt->num_cached);
-  const absl::Status landed =
-      runner_.BlocksLanded(absl::MakeConstSpan(reservations_->blocks(event.reservation_id))
-                               .subspan(call->prompt->num_cached / kv::kBlockTokens));
+  absl::Status landed;
+  if (!kvtransfer::IsBetweenDevices(event.transport)) {
+    landed = runner_.BlocksLanded(absl::MakeConstSpan(reservations_->blocks(event.reservation_id))
+                                      .subspan(call->prompt->num_cached / kv::kBlockTokens));
+  }
   reservations_->Land(event.reservation_id, &*call->prompt);
   call->reservation.reset();
   if (!landed.ok()) return End(call, Annotate(landed, "kv to the device"));

@@ -115,8 +115,11 @@ DecodeOptions OptionsFromFlags(const worker::WorkerOptions& worker_options) {
   options.loop.test_step_delay = worker_options.test_step_delay;
   options.loop.test_poison_freed = worker_options.test_poison_freed;
   options.kv_transport = worker_options.kv_transport;
+  const auto allows_tcp = [](const std::string& name) {
+    return name.empty() || name == "auto" || name == "tcp";
+  };
   options.listens_on_tcp =
-      worker_options.kv_transport != "shm" && worker_options.require_transport != "shm";
+      allows_tcp(worker_options.kv_transport) && allows_tcp(worker_options.require_transport);
   options.kv_listen = absl::GetFlag(FLAGS_kv_listen);
   options.kv_advertise_host = absl::GetFlag(FLAGS_kv_advertise_host);
   options.allow_plaintext_kv =
@@ -273,10 +276,13 @@ class DecodeRole : public worker::WorkerRole {
   }
   absl::StatusOr<kvtransfer::ReceiverOptions> ReceiverOptions(runtime::ModelRunner& runner) const {
     kvtransfer::ReceiverOptions receiver_options;
-    receiver_options.pool = &runner.kv_pool();
+    receiver_options.pool = runner.host_pool();
+    receiver_options.device_pool = runner.device_pool();
     receiver_options.layout = runner.layout();
     receiver_options.incarnation = host_->incarnation;
-    receiver_options.transports = kvtransfer::TransportsOf(options_.kv_transport);
+    receiver_options.transports =
+        kvtransfer::TransportsOf(options_.kv_transport, runner.host_pool() != nullptr,
+                                 runner.device_pool() != nullptr);
     receiver_options.required_transport = worker_options_.require_transport;
     BATON_RETURN_IF_ERROR(ParseListen(options_.kv_listen, &receiver_options.tcp_listen_host,
                                       &receiver_options.tcp_listen_port));

@@ -22,16 +22,42 @@ DataConnection::~DataConnection() {
   AbandonUnit(absl::UnavailableError("data connection: closed"));
 }
 
+void DataConnection::WatchProcess() {
+  if (!listener_->writes_outlive_socket()) return;
+  absl::StatusOr<UniqueFd> process = PeerProcess(fd_.get());
+  if (process.ok()) process_ = *std::move(process);
+}
+
+absl::Status DataConnection::OnClosed(const absl::Status& reason) {
+  if (!listener_->writes_outlive_socket() || farewell_) return reason;
+  // Without a process to watch nothing would ever tell: the listener has refused such peers.
+  awaits_exit_ = true;
+  return absl::AbortedError("data connection: closed without a farewell");
+}
+
+void DataConnection::LookForFarewell(size_t count) {
+  if (!listener_->writes_outlive_socket()) return;
+  const absl::StatusOr<FrameReader::Event> event = reader_.Advance(count);
+  if (event.ok() && *event == FrameReader::Event::kFrame)
+    farewell_ = farewell_ || reader_.frame().type == FrameType::kFarewell;
+}
+
 absl::Status DataConnection::OnReadable() {
+  if (awaits_exit_) return absl::UnavailableError("data connection: its process has ended");
   size_t turn_bytes = 0;
   for (int read = 0; read < kMaxTurnReads && turn_bytes < kMaxTurnBytes; ++read) {
     DropUnwantedUnit();
     const absl::Span<uint8_t> want = reader_.Want();
     const size_t limit = std::min(want.size(), kMaxReadBytes);
-    BATON_ASSIGN_OR_RETURN(const size_t count, ReceiveSome(fd_.get(), want.data(), limit));
+    const absl::StatusOr<size_t> received = ReceiveSome(fd_.get(), want.data(), limit);
+    if (!received.ok()) return OnClosed(received.status());
+    const size_t count = *received;
     if (count == 0) return absl::OkStatus();
     turn_bytes += count;
-    if (shut_) continue;
+    if (shut_) {
+      LookForFarewell(count);
+      continue;
+    }
     BATON_ASSIGN_OR_RETURN(const FrameReader::Event event, reader_.Advance(count));
     if (event == FrameReader::Event::kFrame) BATON_RETURN_IF_ERROR(OnFrame(reader_.frame()));
     if (event == FrameReader::Event::kPayloadDone) {
@@ -67,6 +93,10 @@ absl::Status DataConnection::OnFrame(const Frame& frame) {
       if (listener_->peer_writes()) return Answer(EncodeProbeAck());
       probe_arriving_ = true;
       reader_.SkipPayload(probe.bytes);
+      return absl::OkStatus();
+    }
+    case FrameType::kFarewell: {
+      farewell_ = true;
       return absl::OkStatus();
     }
     case FrameType::kReport: {
@@ -105,9 +135,13 @@ absl::Status DataConnection::OnUnit(const UnitFrame& unit) {
 void DataConnection::FinishUnit() {
   if (unit_wanted_) {
     absl::Status arrived;
-    if (unit_->has_checksum && ChecksumOf(pool_->data(), unit_ranges_) != unit_->checksum) {
-      arrived = absl::DataLossError(
-          absl::StrCat("hand-over: checksum of unit=", unit_->sequence, " is wrong"));
+    if (unit_->has_checksum) {
+      const absl::StatusOr<uint64_t> checksum = listener_->Checksum(pool_, unit_ranges_);
+      if (!checksum.ok()) arrived = checksum.status();
+      if (checksum.ok() && *checksum != unit_->checksum) {
+        arrived = absl::DataLossError(
+            absl::StrCat("hand-over: checksum of unit=", unit_->sequence, " is wrong"));
+      }
     }
     sink_->EndUnit(*unit_, arrived);
   }
@@ -131,7 +165,8 @@ void DataConnection::Shut(const absl::Status& reason) {
   if (shut_) return;
   shut_ = true;
   AbandonUnit(reason);
-  reader_ = FrameReader();
+  // (What writes itself has no payload that the reader could still take anywhere.)
+  if (!listener_->writes_outlive_socket()) reader_ = FrameReader();
   out_.clear();
   shutdown(fd_.get(), SHUT_WR);
 }

@@ -55,14 +55,17 @@ class DataConnection : public DataLine {
         listener_(listener),
         sink_(sink),
         pool_(pool),
-        accepted_at_(accepted_at) {}
+        accepted_at_(accepted_at) {
+    WatchProcess();
+  }
   ~DataConnection() override;
   DataConnection(const DataConnection&) = delete;
   DataConnection& operator=(const DataConnection&) = delete;
 
   // Reads what is there, but not so much that other connections starve.
   // Errors: UNAVAILABLE (closed by the peer), INVALID_ARGUMENT (nonsense), PERMISSION_DENIED
-  // (token), RESOURCE_EXHAUSTED (it does not read).
+  // (token), RESOURCE_EXHAUSTED (it does not read); ABORTED: closed by a peer whose writes may still
+  // go on (PutListener::writes_outlive_socket), to be called again until it is UNAVAILABLE.
   absl::Status OnReadable();
   absl::Status OnWritable();
   // Stops receiving a unit that has been revoked meanwhile.
@@ -73,12 +76,17 @@ class DataConnection : public DataLine {
   uint64_t session() const override { return session_; }
   const PutListener& listener() const override { return *listener_; }
 
-  int fd() const { return fd_.get(); }
+  // For poll.
+  int fd() const { return awaits_exit_ ? process_.get() : fd_.get(); }
   bool wants_write() const { return !out_.empty(); }
   absl::Duration accepted_at() const { return accepted_at_; }
   bool shut() const { return shut_; }
 
  private:
+  void WatchProcess();
+  absl::Status OnClosed(const absl::Status& reason);
+  // Of a shut connection only the farewell is still looked for.
+  void LookForFarewell(size_t count);
   absl::Status OnFrame(const Frame& frame);
   absl::Status OnUnit(const UnitFrame& unit);
   void FinishUnit();
@@ -92,6 +100,10 @@ class DataConnection : public DataLine {
   absl::Duration accepted_at_;
   uint64_t session_ = 0;
   bool shut_ = false;
+  // Of a peer whose writes outlive its connection.
+  UniqueFd process_;
+  bool farewell_ = false;
+  bool awaits_exit_ = false;  // the connection has ended without one
   FrameReader reader_;
   std::string out_;
 

@@ -62,6 +62,10 @@ class BodyReader {
     left_.remove_prefix(count);
     return bytes;
   }
+  void TakeInto(absl::Span<uint8_t> out) {
+    const absl::string_view bytes = TakeBytes(out.size());
+    if (ok_) std::memcpy(out.data(), bytes.data(), bytes.size());
+  }
   size_t left() const { return left_.size(); }
   absl::Status Finish(absl::string_view name) const {
     if (ok_ && left_.empty()) return absl::OkStatus();
@@ -120,6 +124,40 @@ absl::StatusOr<WelcomeFrame> ParseWelcome(const Frame& frame) {
   if (welcome.num_blocks > (1u << 26))
     return OutOfBounds("num_blocks", welcome.num_blocks, 1u << 26);
   return welcome;
+}
+
+std::string Encode(const DeviceMemoryFrame& frame) {
+  std::string body;
+  for (const DeviceMemoryEntry* entry : {&frame.pool, &frame.probe}) {
+    Put(static_cast<uint32_t>(entry->method), &body);
+    body.append(reinterpret_cast<const char*>(entry->uuid.data()), entry->uuid.size());
+    Put(entry->allocation_bytes, &body);
+    Put(entry->offset, &body);
+    Put(entry->size, &body);
+    body.append(reinterpret_cast<const char*>(entry->handle.data()), entry->handle.size());
+  }
+  return WithHeader(FrameType::kDeviceMemory, body);
+}
+
+absl::StatusOr<DeviceMemoryFrame> ParseDeviceMemory(const Frame& frame) {
+  BodyReader body(frame, FrameType::kDeviceMemory);
+  DeviceMemoryFrame memory;
+  for (DeviceMemoryEntry* entry : {&memory.pool, &memory.probe}) {
+    const auto method = body.Take<uint32_t>();
+    body.TakeInto(absl::MakeSpan(entry->uuid));
+    entry->allocation_bytes = body.Take<uint64_t>();
+    entry->offset = body.Take<uint64_t>();
+    entry->size = body.Take<uint64_t>();
+    body.TakeInto(absl::MakeSpan(entry->handle));
+    entry->method = static_cast<DeviceMemoryEntry::Method>(method);
+  }
+  BATON_RETURN_IF_ERROR(body.Finish("device memory"));
+  for (const DeviceMemoryEntry* entry : {&memory.pool, &memory.probe}) {
+    if (entry->method != DeviceMemoryEntry::kDescriptor &&
+        entry->method != DeviceMemoryEntry::kLegacyHandle)
+      return OutOfBounds("method", entry->method, DeviceMemoryEntry::kLegacyHandle);
+  }
+  return memory;
 }
 
 std::string Encode(const OpenFrame& frame) {
@@ -256,6 +294,8 @@ absl::StatusOr<ReportFrame> ParseReport(const Frame& frame) {
   return report;
 }
 
+std::string EncodeFarewell() { return WithHeader(FrameType::kFarewell, ""); }
+
 std::string EncodeProbeAck() { return WithHeader(FrameType::kProbeAck, ""); }
 
 absl::Span<uint8_t> FrameReader::Want() {
@@ -304,7 +344,7 @@ absl::StatusOr<FrameReader::Event> FrameReader::HeaderDone() {
   const uint16_t type = Get<uint16_t>(header + 4);
   const uint32_t body_bytes = Get<uint32_t>(header + 8);
   if (Get<uint32_t>(header) != kFrameMagic || type < static_cast<uint16_t>(FrameType::kAttach) ||
-      type > static_cast<uint16_t>(FrameType::kReport) || Get<uint16_t>(header + 6) != 0) {
+      type > static_cast<uint16_t>(FrameType::kFarewell) || Get<uint16_t>(header + 6) != 0) {
     return absl::InvalidArgumentError("data frame: not a frame header");
   }
   if (body_bytes > kMaxFrameBody) return OutOfBounds("body_bytes", body_bytes, kMaxFrameBody);

@@ -6,7 +6,9 @@
 //
 //   header   magic u32, type u16, zero u16, body bytes u32, check u32 (FrameCheck)
 //   P -> D   Attach, then any of Open, Unit, Probe, Report
-//   D -> P   Welcome, then Grant per Open, Ack per Unit (in order), ProbeAck per Probe
+//   D -> P   Welcome (cuda_ipc: and DeviceMemory), then Grant per Open, Ack per Unit (in order),
+//            ProbeAck per Probe
+//   P -> D   cuda_ipc: Farewell, the last one
 
 #include <array>
 #include <cstddef>
@@ -39,6 +41,8 @@ enum class FrameType : uint16_t {
   kProbe = 7,
   kProbeAck = 8,
   kReport = 9,
+  kDeviceMemory = 10,
+  kFarewell = 11,
 };
 
 // The token of the endpoint in the decode worker's Hello.
@@ -56,6 +60,23 @@ struct WelcomeFrame {
   // Ranks that share the heads. On the wire only where it is not 1, so that older peers, which know
   // one rank only, read what they always did.
   uint32_t tp = 1;
+};
+
+// Where memory of a device can be opened by another process.
+struct DeviceMemoryEntry {
+  enum Method : uint32_t { kDescriptor = 1, kLegacyHandle = 2 };
+  Method method = kDescriptor;
+  std::array<uint8_t, 16> uuid{};  // of the device
+  uint64_t allocation_bytes = 0;   // what the handle names
+  uint64_t offset = 0;             // of the memory in it
+  uint64_t size = 0;
+  std::array<uint8_t, 64> handle{};  // kLegacyHandle
+};
+
+// The decode worker's pool, and a place for probes. Descriptors go along, in this order, one for each
+// of the two that has one.
+struct DeviceMemoryFrame {
+  DeviceMemoryEntry pool, probe;
 };
 
 // Asks to write into a reservation.
@@ -116,7 +137,11 @@ std::string Encode(const UnitFrame& frame);
 std::string Encode(const AckFrame& frame);
 std::string Encode(const ProbeFrame& frame);
 std::string Encode(const ReportFrame& frame);
+std::string Encode(const DeviceMemoryFrame& frame);
 std::string EncodeProbeAck();
+// No write of ours is under way or will follow: what the end of the connection does not prove by
+// itself.
+std::string EncodeFarewell();
 
 // Errors of all: INVALID_ARGUMENT when the frame is of another type, too short or too long, or a
 // value is out of bounds.
@@ -128,6 +153,7 @@ absl::StatusOr<UnitFrame> ParseUnit(const Frame& frame);
 absl::StatusOr<AckFrame> ParseAck(const Frame& frame);
 absl::StatusOr<ProbeFrame> ParseProbe(const Frame& frame);
 absl::StatusOr<ReportFrame> ParseReport(const Frame& frame);
+absl::StatusOr<DeviceMemoryFrame> ParseDeviceMemory(const Frame& frame);
 
 // Cuts a byte stream into frames and payloads, without copying payload: the caller reads straight
 // into Want(). Trusts nothing that it reads. Thread-compatible.

@@ -14,6 +14,7 @@
 #include "engine/base/status_macros.h"
 #include "kvtransfer/receiver_core.h"
 #include "kvtransfer/socket.h"
+#include "kvtransfer/transport_terms.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -56,6 +57,7 @@ class ReceiverImpl : public ReceiverCore, private ReceiverCore::Lines {
 absl::Status ReceiverImpl::Start() {
   ListenOptions listen;
   listen.pool = options().pool;
+  listen.device_pool = options().device_pool;
   listen.layout = options().layout;
   listen.tcp_host = options().tcp_listen_host;
   listen.tcp_port = options().tcp_listen_port;
@@ -63,8 +65,15 @@ absl::Status ReceiverImpl::Start() {
   listen.socket_dir = options().socket_dir;
   for (const std::string& name : options().transports) {
     if (!options().required_transport.empty() && name != options().required_transport) continue;
-    BATON_ASSIGN_OR_RETURN(std::unique_ptr<PutListener> listener, ListenOn(name, listen));
-    listeners_.push_back(std::move(listener));
+    absl::StatusOr<std::unique_ptr<PutListener>> listener = ListenOn(name, listen);
+    // What a host's devices allow shows only here; peers are told of the others.
+    if (!listener.ok() && IsBetweenDevices(name) && options().transports.size() > 1 &&
+        options().required_transport.empty()) {
+      BATON_LOG(Warning, "transport not usable ", name, ": ", listener.status().message());
+      continue;
+    }
+    BATON_RETURN_IF_ERROR(listener.status());
+    listeners_.push_back(*std::move(listener));
   }
   thread_ = std::thread([this] { Run(); });
   return absl::OkStatus();

@@ -25,12 +25,14 @@ using SessionId = uint64_t;
 
 struct ReceiverOptions {
   const base::Clock* clock = &base::Clock::Real();
-  base::Buffer* pool =
-      nullptr;  // the decode worker's KV pool (AllocateShared), outlives the receiver
+  // The decode worker's KV pool, outlives the receiver: on the host (AllocateShared), on a device, or
+  // both, of which transports between devices write the latter. Null: there is none.
+  base::Buffer* pool = nullptr;
+  base::Buffer* device_pool = nullptr;
   kv::KvLayout layout;
   worker::v1::LayoutFingerprint fingerprint;
   std::string incarnation;              // 16 random bytes
-  std::vector<std::string> transports;  // in order of preference: "shm", "tcp"
+  std::vector<std::string> transports;  // in order of preference: "cuda_ipc", "shm", "tcp"
   // Peers that do not offer this one are refused, and it alone is offered. Empty: any.
   std::string required_transport;
   std::string tcp_listen_host = "127.0.0.1";

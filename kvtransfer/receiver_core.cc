@@ -141,9 +141,9 @@ absl::StatusOr<uint64_t> ReceiverCore::Attach(const PutListener& listener,
   for (auto& [id, session] : sessions_) {
     const auto own = session.tokens.find(std::string(listener.name()));
     if (session.gone || session.dropped || own == session.tokens.end() ||
-        !SameToken(own->second, token))
+        session.settled || !SameToken(own->second, token))
       continue;
-    session.tokens.clear();  // one data connection a session
+    session.tokens.erase(own);
     session.transport = std::string(listener.name());
     return id;
   }
@@ -154,7 +154,8 @@ GrantFrame ReceiverCore::Open(uint64_t session,
                               const OpenFrame& open,
                               const PutListener& listener) {
   return WithTable([&](ReceiverTable& table, Sessions& sessions, ReceiverEffects*) {
-    const Session& asking = sessions.at(session);
+    Session& asking = sessions.at(session);
+    asking.Settle();
     if (asking.gone || asking.dropped) {
       GrantFrame refused;
       refused.reservation_id = open.reservation_id;
@@ -188,6 +189,7 @@ void ReceiverCore::EndUnit(const UnitFrame& unit, const absl::Status& arrived) {
 
 void ReceiverCore::Report(uint64_t session, double bytes_per_second) {
   base::MutexLock lock(&mutex_);
+  sessions_.at(session).Settle();
   sessions_.at(session).probe_bytes_per_second = bytes_per_second;
 }
 
@@ -195,6 +197,12 @@ bool ReceiverCore::OnLineFailed(DataLine* line, const absl::Status& status) {
   const SessionId session = line->session();
   if (session == 0) {
     BATON_LOG(Warning, "data connection refused ", LogField("reason", status.message()));
+    return false;
+  }
+  const bool hung_up = absl::IsUnavailable(status) || absl::IsAborted(status);
+  if (hung_up && WasTrial(*line)) {
+    BATON_LOG(Info, "data connection not used ", LogField("transport", line->listener().name()),
+              " ", LogField("reason", status.message()));
     return false;
   }
   Lose(line, status);
@@ -207,6 +215,19 @@ bool ReceiverCore::OnLineFailed(DataLine* line, const absl::Status& status) {
     return true;
   });
   return false;
+}
+
+// The peer has looked at it and found that it does not do, or it is the former of two: nothing has
+// been asked of it, so nothing was granted and it proves nothing about the session.
+bool ReceiverCore::WasTrial(const DataLine& line) {
+  base::MutexLock lock(&mutex_);
+  const auto found = sessions_.find(line.session());
+  if (found == sessions_.end()) return true;
+  Session& session = found->second;
+  if (session.transport != line.listener().name()) return true;
+  if (session.settled) return false;
+  session.transport.clear();
+  return true;
 }
 
 void ReceiverCore::Lose(DataLine* line, const absl::Status& reason) {
@@ -309,9 +330,7 @@ absl::Status CheckReceiverOptions(const ReceiverOptions& options) {
     return absl::InvalidArgumentError(absl::StrCat(
         "hand-over: block_bytes=", options.layout.block_bytes(), " limit=", kMaxUnitBytes));
   }
-  if (options.pool == nullptr || options.pool->size() < options.layout.pool_bytes()) {
-    return absl::InvalidArgumentError("hand-over: the KV pool is smaller than its layout");
-  }
+  BATON_RETURN_IF_ERROR(CheckPools(options.layout, options.pool, options.device_pool));
   if (options.transports.empty())
     return absl::InvalidArgumentError("hand-over: no transport is enabled");
   const auto& offers = options.transports;

@@ -27,8 +27,11 @@ namespace baton::kvtransfer {
 // One peer's control channel and its data connection.
 struct Session {
   std::string incarnation;
-  std::map<std::string, std::string> tokens;  // by transport, until one is used
+  std::map<std::string, std::string> tokens;  // by transport, each until it is used
   std::string transport;                      // of its data connection
+  // The peer stays with that connection: it has said how fast it is, or opened a hand-over. Until
+  // then it may try another transport.
+  bool settled = false;
   double probe_bytes_per_second = 0;
   absl::Duration heard_at;
   int unheard = 0;       // heartbeats sent since the peer was heard
@@ -37,6 +40,11 @@ struct Session {
   bool dropped = false;  // we want nothing of it any more: its data connection is to be closed
   // Shared with effects that are on their way while the session ends.
   std::shared_ptr<LinkSlot> link;
+
+  void Settle() {
+    settled = true;
+    tokens.clear();
+  }
 };
 
 using Sessions = std::map<SessionId, Session>;
@@ -112,6 +120,7 @@ class ReceiverCore : public Receiver, public DataSink {
     return result;
   }
   void Deliver(ReceiverEffects effects);
+  bool WasTrial(const DataLine& line);
   void Lose(DataLine* line, const absl::Status& reason);
   void Drop(SessionId session, const absl::Status& reason);
 

@@ -48,8 +48,11 @@ class SenderImpl : public SenderEngine {
       entries[1] = {transport()->fd(),
                     static_cast<short>(transport()->wants_write() ? POLLIN | POLLOUT : POLLIN), 0};
     }
-    const int64_t wait_ms = absl::ToInt64Milliseconds(NextTimer() - clock().Now());
-    poll(entries, 2, static_cast<int>(std::clamp<int64_t>(wait_ms, 0, 1000) + 1));
+    const int64_t timer_ms = absl::ToInt64Milliseconds(NextTimer() - clock().Now());
+    absl::Duration wait = absl::Milliseconds(std::clamp<int64_t>(timer_ms, 0, 1000) + 1);
+    if (transport() != nullptr) wait = std::min(wait, transport()->poll_interval());
+    const timespec timeout = absl::ToTimespec(wait);
+    ppoll(entries, 2, &timeout, nullptr);
     wake_.Drain();
   }
 
@@ -60,30 +63,49 @@ class SenderImpl : public SenderEngine {
 
 // What we insist on: a transport that is named is used or nothing is.
 TransportTerms OurTerms(const SenderOptions& options) {
-  TransportTerms terms{"prefill", TransportsOf(options.transport), options.required_transport};
+  TransportTerms terms{"prefill",
+                       TransportsOf(options.transport, options.pool != nullptr,
+                                    options.device_pool != nullptr),
+                       options.required_transport};
   if (options.transport != "auto") terms.required = options.transport;
   return terms;
 }
 
+struct Connected {
+  std::unique_ptr<PutTransport> transport;
+  double bytes_per_second = 0;
+};
+
+absl::StatusOr<Connected> TryOne(const worker::v1::TransportEndpoint& endpoint,
+                                 const ConnectOptions& options) {
+  Connected connected;
+  BATON_ASSIGN_OR_RETURN(connected.transport, ConnectTo(endpoint, options));
+  BATON_ASSIGN_OR_RETURN(connected.bytes_per_second, connected.transport->Probe(options.timeout));
+  return connected;
+}
+
 // The first of the peer's transports that works here, in its order, or exactly the one required.
-absl::StatusOr<std::unique_ptr<PutTransport>> Connect(const SenderOptions& options,
+absl::StatusOr<Connected> Connect(const SenderOptions& options,
                                                       const worker::v1::Hello& peer) {
   const TransportTerms ours = OurTerms(options);
   const TransportTerms theirs{"decode", OffersOf(peer), ""};
   BATON_RETURN_IF_ERROR(CheckTerms(ours, theirs));
   ConnectOptions connect;
   connect.pool = options.pool;
+  connect.device_pool = options.device_pool;
   connect.layout = options.layout;
   connect.timeout = options.reply_timeout;
   std::vector<std::string> reasons;
   for (const worker::v1::TransportEndpoint& endpoint : peer.transports()) {
     if (!ours.required.empty() && ours.required != endpoint.name()) continue;
-    absl::StatusOr<std::unique_ptr<PutTransport>> transport = ConnectTo(endpoint, connect);
-    if (transport.ok()) {
+    if (std::find(ours.offers.begin(), ours.offers.end(), endpoint.name()) == ours.offers.end())
+      continue;
+    absl::StatusOr<Connected> connected = TryOne(endpoint, connect);
+    if (connected.ok()) {
       for (const std::string& reason : reasons) BATON_LOG(Warning, "transport not usable ", reason);
-      return transport;
+      return connected;
     }
-    reasons.push_back(absl::StrCat(endpoint.name(), ": ", transport.status().message()));
+    reasons.push_back(absl::StrCat(endpoint.name(), ": ", connected.status().message()));
   }
   if (reasons.empty()) reasons.push_back("the decode worker offers none");
   const std::string message = absl::StrCat("transport: none works: ", absl::StrJoin(reasons, "; "),
@@ -99,15 +121,13 @@ absl::StatusOr<std::unique_ptr<Sender>> Sender::Create(const SenderOptions& opti
                                                        PeerLink* link) {
   BATON_RETURN_IF_ERROR(CheckFingerprintOfPool(options.hello.fingerprint(), options.layout));
   BATON_RETURN_IF_ERROR(CompareFingerprints(options.hello.fingerprint(), peer.fingerprint()));
-  if (options.pool == nullptr || options.pool->size() < options.layout.pool_bytes()) {
-    return absl::InvalidArgumentError("hand-over: the KV pool is smaller than its layout");
-  }
-  BATON_ASSIGN_OR_RETURN(std::unique_ptr<PutTransport> transport, Connect(options, peer));
-  BATON_ASSIGN_OR_RETURN(const double bytes_per_second, transport->Probe(options.reply_timeout));
-  BATON_LOG(Info, "hand-over connection ready ", LogField("transport", transport->name()), " ",
-            LogField("bytes_per_second", bytes_per_second));
-  return std::make_unique<SenderImpl>(options, peer.incarnation(), link, std::move(transport),
-                                      bytes_per_second);
+  BATON_RETURN_IF_ERROR(CheckPools(options.layout, options.pool, options.device_pool));
+  BATON_ASSIGN_OR_RETURN(Connected connected, Connect(options, peer));
+  BATON_LOG(Info, "hand-over connection ready ",
+            LogField("transport", connected.transport->name()), " ",
+            LogField("bytes_per_second", connected.bytes_per_second));
+  return std::make_unique<SenderImpl>(options, peer.incarnation(), link,
+                                      std::move(connected.transport), connected.bytes_per_second);
 }
 
 }  // namespace baton::kvtransfer

@@ -25,8 +25,11 @@ using TransferId = uint64_t;
 
 struct SenderOptions {
   const base::Clock* clock = &base::Clock::Real();
-  const base::Buffer* pool = nullptr;  // the prefill worker's KV pool, outlives the sender
-  kv::KvLayout layout;                 // of that pool
+  // The prefill worker's KV pool, outlives the sender: on the host, on a device, or both, of which
+  // transports between devices read the latter. Null: there is none.
+  const base::Buffer* pool = nullptr;
+  const base::Buffer* device_pool = nullptr;
+  kv::KvLayout layout;  // of that pool
   worker::v1::Hello hello;             // ours
   // "auto": first of the peer's list that works here. Else exactly that one is offered and used, or
   // Create fails.

@@ -136,8 +136,10 @@ bool SenderEngine::Work() {
 
 void SenderEngine::Issue(IssuedUnit unit) {
   if (options_.checksums) {
+    const absl::StatusOr<uint64_t> checksum = transport_->Checksum(options_.pool, unit.from);
+    if (!checksum.ok()) return Break(checksum.status());
     unit.frame.has_checksum = true;
-    unit.frame.checksum = ChecksumOf(options_.pool->data(), unit.from);
+    unit.frame.checksum = *checksum;
   }
   transport_->Put(unit.frame, unit.from, unit.to);
   unit_in_flight_ = true;

@@ -6,82 +6,45 @@
 // closes it, and when the process is killed, the kernel closes descriptors after its last thread
 // has left user mode.
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cstring>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "kvtransfer/private_socket.h"
 #include "kvtransfer/stream_put.h"
 
 namespace baton::kvtransfer {
 namespace {
 
-// A folder that was there already may be anybody's.
-absl::Status CheckPrivate(const std::string& dir) {
-  struct stat info;
-  if (lstat(dir.c_str(), &info) != 0) return SocketError(absl::StrCat("stat ", dir));
-  if (S_ISDIR(info.st_mode) && info.st_uid == geteuid() && (info.st_mode & 077) == 0)
-    return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(dir, ": must be a folder of this user alone (mode 0700)"));
-}
-
 class ShmListener : public PutListener {
  public:
   explicit ShmListener(const ListenOptions& options)
       : pool_(*options.pool), layout_(options.layout) {}
-  ~ShmListener() override {
-    if (address_[0] != '@') unlink(address_.c_str());
-  }
 
   absl::Status Listen(const std::string& socket_dir) {
     if (pool_.fd() < 0)
       return absl::InvalidArgumentError("shm transport: the KV pool is not in shared memory");
     BATON_ASSIGN_OR_RETURN(probe_area_,
                            base::Buffer::AllocateShared("baton-kv-probe", kProbeBytes));
-    const std::string name = absl::BytesToHexString(RandomToken().substr(0, 16));
-    if (socket_dir.empty()) {
-      address_ = absl::StrCat("@baton-kv-", name);
-    } else {
-      if (mkdir(socket_dir.c_str(), 0700) != 0 && errno != EEXIST)
-        return SocketError(absl::StrCat("mkdir ", socket_dir));
-      BATON_RETURN_IF_ERROR(CheckPrivate(socket_dir));
-      address_ = absl::StrCat(socket_dir, "/kv-", name.substr(0, 16));
-    }
-    BATON_ASSIGN_OR_RETURN(fd_, ListenUnix(address_));
-    return absl::OkStatus();
+    return socket_.Listen(socket_dir);
   }
 
   absl::string_view name() const override { return "shm"; }
-  std::string address() const override { return address_; }
+  std::string address() const override { return socket_.address(); }
   bool peer_writes() const override { return true; }
-  int fd() const override { return fd_.get(); }
-
-  absl::StatusOr<UniqueFd> Accept() override {
-    BATON_ASSIGN_OR_RETURN(UniqueFd fd, AcceptSocket(fd_.get()));
-    BATON_RETURN_IF_ERROR(CheckSameUser(fd.get()));
-    return fd;
-  }
+  int fd() const override { return socket_.fd(); }
+  absl::StatusOr<UniqueFd> Accept() override { return socket_.Accept(); }
 
   absl::Status Welcome(int fd) override {
-    const WelcomeFrame welcome{
-        static_cast<uint32_t>(layout_.num_layers), static_cast<uint32_t>(layout_.num_kv_heads),
-        static_cast<uint32_t>(layout_.head_dim),   static_cast<uint32_t>(layout_.num_blocks),
-        static_cast<uint32_t>(layout_.format),     static_cast<uint32_t>(layout_.tp)};
-    return SendWithDescriptors(fd, Encode(welcome), {pool_.fd(), probe_area_.fd()});
+    return SendWithDescriptors(fd, Encode(WelcomeOf(layout_)), {pool_.fd(), probe_area_.fd()});
   }
 
  private:
   const base::Buffer& pool_;
   const kv::KvLayout layout_;
   base::Buffer probe_area_;
-  std::string address_ = "@";
-  UniqueFd fd_;
+  PrivateSocket socket_;
 };
 
 class ShmPut : public StreamPut {
@@ -89,8 +52,7 @@ class ShmPut : public StreamPut {
   absl::Status Connect(const worker::v1::TransportEndpoint& endpoint,
                        const ConnectOptions& options) {
     pool_ = options.pool;
-    BATON_ASSIGN_OR_RETURN(UniqueFd fd, ConnectUnix(endpoint.address(), options.timeout));
-    BATON_RETURN_IF_ERROR(CheckSameUser(fd.get()));
+    BATON_ASSIGN_OR_RETURN(UniqueFd fd, ConnectPrivate(endpoint.address(), options.timeout));
     std::vector<UniqueFd> descriptors;
     BATON_RETURN_IF_ERROR(Attach(std::move(fd), endpoint.token(), options, &descriptors));
     if (descriptors.size() != 2) {
@@ -127,6 +89,8 @@ class ShmPut : public StreamPut {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PutListener>> ListenShm(const ListenOptions& options) {
+  if (options.pool == nullptr)
+    return absl::FailedPreconditionError("shm transport: there is no KV pool on the host");
   auto listener = std::make_unique<ShmListener>(options);
   BATON_RETURN_IF_ERROR(listener->Listen(options.socket_dir));
   return listener;
@@ -134,6 +98,8 @@ absl::StatusOr<std::unique_ptr<PutListener>> ListenShm(const ListenOptions& opti
 
 absl::StatusOr<std::unique_ptr<PutTransport>> ConnectShm(
     const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options) {
+  if (options.pool == nullptr)
+    return absl::FailedPreconditionError("shm transport: there is no KV pool on the host");
   auto transport = std::make_unique<ShmPut>();
   BATON_RETURN_IF_ERROR(transport->Connect(endpoint, options));
   return transport;

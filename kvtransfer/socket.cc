@@ -7,6 +7,7 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -260,6 +261,23 @@ absl::Status CheckSameUser(int fd) {
   return absl::FailedPreconditionError(absl::StrCat("unix socket: peer_uid=", peer.uid,
                                                     " our_uid=", geteuid(),
                                                     ": both workers must run as one user"));
+}
+
+absl::StatusOr<UniqueFd> PeerProcess(int fd) {
+#ifndef SO_PEERPIDFD
+  constexpr int SO_PEERPIDFD = 77;  // Linux 6.5, newer than the headers
+#endif
+  int process = -1;
+  socklen_t size = sizeof(process);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &process, &size) == 0) return UniqueFd(process);
+  // Older kernels: by number, which another PID namespace does not know.
+  ucred peer{};
+  size = sizeof(peer);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.pid > 0)
+    process = static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0));
+  if (process >= 0) return UniqueFd(process);
+  return absl::FailedPreconditionError(
+      "unix socket: the peer's process cannot be watched (Linux 6.5, or one PID namespace)");
 }
 
 absl::StatusOr<size_t> SendSome(int fd, const void* data, size_t size) {

@@ -75,6 +75,10 @@ void SetNoDelay(int fd);
 // user.
 absl::Status CheckSameUser(int fd);
 
+// The process at the other end of a Unix socket, as a descriptor that poll finds readable when it has
+// ended. Errors: FAILED_PRECONDITION when the kernel cannot name it.
+absl::StatusOr<UniqueFd> PeerProcess(int fd);
+
 // Writes what fits. 0: nothing fits now. Errors: UNAVAILABLE.
 absl::StatusOr<size_t> SendSome(int fd, const void* data, size_t size);
 // Reads what is there. 0: nothing now. Errors: UNAVAILABLE, also when the peer has closed.

@@ -77,6 +77,20 @@ absl::StatusOr<double> StreamPut::Probe(absl::Duration timeout) {
   return best;
 }
 
+absl::Status StreamPut::SendRest(const std::string& bytes, absl::Duration timeout) {
+  const absl::Duration deadline = base::Clock::Real().Now() + timeout;
+  Queue(bytes);
+  for (const Segment& segment : segments_) {
+    const absl::Span<const uint8_t> left =
+        segment.bytes().subspan(&segment == &segments_.front() ? written_ : 0);
+    BATON_RETURN_IF_ERROR(SendAll(
+        fd_.get(), absl::string_view(reinterpret_cast<const char*>(left.data()), left.size()),
+        deadline - base::Clock::Real().Now()));
+  }
+  segments_.clear();
+  return absl::OkStatus();
+}
+
 void StreamPut::Queue(std::string bytes) { segments_.push_back({std::move(bytes), {}}); }
 
 void StreamPut::QueueBorrowed(absl::Span<const uint8_t> bytes) {

@@ -33,6 +33,9 @@ class StreamPut : public PutTransport {
   // Moves kProbeBytes of `bytes` the way Put does, up to the frame that announces them.
   virtual absl::Status MoveProbe(absl::Span<const uint8_t> bytes, absl::Duration timeout) = 0;
 
+  // What is still queued, then `bytes`; waits, at most until `timeout`.
+  absl::Status SendRest(const std::string& bytes, absl::Duration timeout);
+
   void Queue(std::string bytes);
   // `bytes` are read until they are written: busy.
   void QueueBorrowed(absl::Span<const uint8_t> bytes);

@@ -35,11 +35,7 @@ class TcpListener : public PutListener {
   }
 
   absl::Status Welcome(int fd) override {
-    const WelcomeFrame welcome{
-        static_cast<uint32_t>(layout_.num_layers), static_cast<uint32_t>(layout_.num_kv_heads),
-        static_cast<uint32_t>(layout_.head_dim),   static_cast<uint32_t>(layout_.num_blocks),
-        static_cast<uint32_t>(layout_.format),     static_cast<uint32_t>(layout_.tp)};
-    return SendWithDescriptors(fd, Encode(welcome), {});
+    return SendWithDescriptors(fd, Encode(WelcomeOf(layout_)), {});
   }
 
  private:
@@ -82,6 +78,8 @@ class TcpPut : public StreamPut {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PutListener>> ListenTcpTransport(const ListenOptions& options) {
+  if (options.pool == nullptr)
+    return absl::FailedPreconditionError("tcp transport: there is no KV pool on the host");
   auto listener = std::make_unique<TcpListener>(options.layout);
   BATON_RETURN_IF_ERROR(listener->Listen(options));
   return listener;
@@ -89,6 +87,8 @@ absl::StatusOr<std::unique_ptr<PutListener>> ListenTcpTransport(const ListenOpti
 
 absl::StatusOr<std::unique_ptr<PutTransport>> ConnectTcpTransport(
     const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options) {
+  if (options.pool == nullptr)
+    return absl::FailedPreconditionError("tcp transport: there is no KV pool on the host");
   auto transport = std::make_unique<TcpPut>();
   BATON_RETURN_IF_ERROR(transport->Connect(endpoint, options));
   return transport;

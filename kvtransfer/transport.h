@@ -49,6 +49,13 @@ class PutTransport {
   virtual bool busy() const = 0;
   // Writes what can be written now; returns the bytes. Errors: UNAVAILABLE: the connection is dead.
   virtual absl::StatusOr<size_t> Write() = 0;
+  // Nothing that poll could wait for tells when busy ends: Write again after this long.
+  virtual absl::Duration poll_interval() const { return absl::InfiniteDuration(); }
+  // XXH3-64 of ranges of our pool, which is `pool` where that is on the host.
+  virtual absl::StatusOr<uint64_t> Checksum(const base::Buffer* pool,
+                                            absl::Span<const ByteRange> ranges) {
+    return ChecksumOf(pool->data(), ranges);
+  }
   // Appends the answers that have arrived. Errors: UNAVAILABLE, INVALID_ARGUMENT (the peer talks
   // nonsense).
   virtual absl::Status Read(std::vector<Reply>* replies) = 0;
@@ -68,6 +75,14 @@ class PutListener {
   // True: the peer writes into our memory itself, so only its word or the end of its connection
   // proves it quiet. False: bytes come in the stream and we write them.
   virtual bool peer_writes() const = 0;
+  // What the peer has begun may go on when its connection has ended: only its farewell or the end of
+  // its process proves it quiet.
+  virtual bool writes_outlive_socket() const { return false; }
+  // As PutTransport's, of our pool.
+  virtual absl::StatusOr<uint64_t> Checksum(const base::Buffer* pool,
+                                            absl::Span<const ByteRange> ranges) {
+    return ChecksumOf(pool->data(), ranges);
+  }
   virtual int fd() const = 0;
   // Errors: UNAVAILABLE; FAILED_PRECONDITION when that process may not connect.
   virtual absl::StatusOr<UniqueFd> Accept() = 0;
@@ -76,7 +91,8 @@ class PutListener {
 };
 
 struct ListenOptions {
-  base::Buffer* pool = nullptr;
+  base::Buffer* pool = nullptr;         // on the host; null: there is none
+  base::Buffer* device_pool = nullptr;  // on a device; null: there is none
   kv::KvLayout layout;
   std::string tcp_host;
   int tcp_port = 0;
@@ -85,8 +101,9 @@ struct ListenOptions {
 };
 
 struct ConnectOptions {
-  const base::Buffer* pool = nullptr;
-  kv::KvLayout layout;  // of our pool
+  const base::Buffer* pool = nullptr;         // on the host; null: there is none
+  const base::Buffer* device_pool = nullptr;  // on a device; null: there is none
+  kv::KvLayout layout;                        // of our pool
   absl::Duration timeout = absl::Seconds(2);
 };
 
@@ -98,9 +115,17 @@ absl::StatusOr<std::unique_ptr<PutListener>> ListenOn(absl::string_view name,
 absl::StatusOr<std::unique_ptr<PutTransport>> ConnectTo(
     const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options);
 
+// The layout as a frame says it.
+WelcomeFrame WelcomeOf(const kv::KvLayout& layout);
+
 // What the factory links. Errors as above.
 absl::StatusOr<std::unique_ptr<PutListener>> ListenShm(const ListenOptions& options);
 absl::StatusOr<std::unique_ptr<PutTransport>> ConnectShm(
+    const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options);
+// Errors besides: FAILED_PRECONDITION when there is no pool on a device or it cannot be shared, and,
+// at the other end, when it cannot be opened.
+absl::StatusOr<std::unique_ptr<PutListener>> ListenCudaIpc(const ListenOptions& options);
+absl::StatusOr<std::unique_ptr<PutTransport>> ConnectCudaIpc(
     const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options);
 absl::StatusOr<std::unique_ptr<PutListener>> ListenTcpTransport(const ListenOptions& options);
 absl::StatusOr<std::unique_ptr<PutTransport>> ConnectTcpTransport(

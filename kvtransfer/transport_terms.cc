@@ -42,9 +42,25 @@ absl::Status CheckTerms(const TransportTerms& ours, const TransportTerms& theirs
   return common ? absl::OkStatus() : refuse("none that both offer");
 }
 
-std::vector<std::string> TransportsOf(const std::string& kv_transport) {
+std::vector<std::string> TransportsOf(const std::string& kv_transport, bool host, bool device) {
   if (kv_transport != "auto") return {kv_transport};
-  return KnownTransports();
+  std::vector<std::string> offers = KnownTransports();
+  std::erase_if(offers, [&](const std::string& name) {
+    return !(IsBetweenDevices(name) ? device : host);
+  });
+  return offers;
+}
+
+absl::Status CheckPools(const kv::KvLayout& layout,
+                        const base::Buffer* pool,
+                        const base::Buffer* device_pool) {
+  if (pool == nullptr && device_pool == nullptr)
+    return absl::InvalidArgumentError("hand-over: there is no KV pool");
+  for (const base::Buffer* buffer : {pool, device_pool}) {
+    if (buffer != nullptr && buffer->size() < layout.pool_bytes())
+      return absl::InvalidArgumentError("hand-over: the KV pool is smaller than its layout");
+  }
+  return absl::OkStatus();
 }
 
 std::vector<std::string> OffersOf(const worker::v1::Hello& hello) {

@@ -8,8 +8,15 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "baton/worker/v1/peer.pb.h"
+#include "engine/base/buffer.h"
+#include "engine/kv/kv_layout.h"
 
 namespace baton::kvtransfer {
+
+// A name that code asks for.
+inline constexpr absl::string_view kCudaIpc = "cuda_ipc";
+// Whether bytes go from a pool on a device to a pool on a device, not between pools on the host.
+inline bool IsBetweenDevices(absl::string_view transport) { return transport == kCudaIpc; }
 
 // One worker's side.
 struct TransportTerms {
@@ -25,8 +32,14 @@ std::string DescribeTerms(const TransportTerms& prefill, const TransportTerms& d
 // Errors: FAILED_PRECONDITION naming both sides' offers and the reason.
 absl::Status CheckTerms(const TransportTerms& ours, const TransportTerms& theirs);
 
-// What a worker offers that was told `kv_transport`: "auto" or one name.
-std::vector<std::string> TransportsOf(const std::string& kv_transport);
+// What a worker offers that was told `kv_transport`, "auto" or one name, and has its pool on the
+// host, on a device, or both.
+std::vector<std::string> TransportsOf(const std::string& kv_transport, bool host, bool device);
+
+// Errors: INVALID_ARGUMENT when there is no pool, or one is smaller than its layout.
+absl::Status CheckPools(const kv::KvLayout& layout,
+                        const base::Buffer* pool,
+                        const base::Buffer* device_pool);
 
 // Names in a Hello, in its order.
 std::vector<std::string> OffersOf(const worker::v1::Hello& hello);

@@ -99,11 +99,18 @@ absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
   runner_options.num_blocks = options.num_blocks;
   runner_options.kv_cache_bytes = options.kv_cache_bytes;
   runner_options.shared_kv = true;
+  runner_options.kv_mirror = MayUseHostTransports(options);
   runner_options.backend_options.num_threads = options.threads;
   runner_options.backend_options.isa = options.cpu_isa;
   runner_options.backend_options.enforce_eager = options.enforce_eager;
   EngineHost host;
   BATON_ASSIGN_OR_RETURN(host.runner, runtime::ModelRunner::Create(runner_options));
+  if (!MayUseHostTransports(options) && host.runner->device_pool() == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cuda_ipc is wanted (--kv-transport, --require-transport), but the KV cache "
+                     "does not lie on a device: device=",
+                     host.runner->device()));
+  }
   BATON_ASSIGN_OR_RETURN(host.tokenizer, LoadTokenizer(*host.runner));
   host.fingerprint = FingerprintOf(*host.runner, *host.tokenizer);
   host.incarnation.resize(kIncarnationBytes);
@@ -130,6 +137,7 @@ absl::StatusOr<std::unique_ptr<runtime::ModelRunner>> LoadDraftRunner(
   runner_options.max_logit_rows = draft.max_logit_rows;
   runner_options.num_blocks = draft.num_blocks;
   runner_options.shared_kv = true;
+  runner_options.kv_mirror = MayUseHostTransports(options);
   runner_options.backend_options.num_threads = options.threads;
   runner_options.backend_options.isa = options.cpu_isa;
   runner_options.backend_options.enforce_eager = options.enforce_eager;

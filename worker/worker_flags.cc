@@ -93,11 +93,12 @@ ABSL_FLAG(
     std::string,
     kv_transport,
     WorkerOptions{}.kv_transport,
-    "How KV blocks travel: auto, shm or tcp. Anything but auto is used or the pairing fails.");
+    "How KV blocks travel: auto, cuda_ipc, shm or tcp. Anything but auto is used or the pairing "
+    "fails.");
 ABSL_FLAG(std::string,
           require_transport,
           WorkerOptions{}.require_transport,
-          "shm or tcp: pair only with workers to which KV blocks travel so, whatever else would "
+          "cuda_ipc, shm or tcp: pair only with workers to which KV blocks travel so, whatever else would "
           "work; a pairing that cannot is refused with the reason. Empty: any of --kv-transport.");
 ABSL_FLAG(std::string, log_level, WorkerOptions{}.log_level, "debug, info, warning or error.");
 ABSL_FLAG(absl::Duration,

@@ -29,7 +29,7 @@ absl::Status AtLeast(absl::string_view flag, int64_t value, int64_t smallest) {
 
 absl::Status CheckRequiredTransport(const WorkerOptions& options) {
   const std::string& required = options.require_transport;
-  BATON_RETURN_IF_ERROR(OneOf("require-transport", required, {"", "shm", "tcp"}));
+  BATON_RETURN_IF_ERROR(OneOf("require-transport", required, {"", "cuda_ipc", "shm", "tcp"}));
   if (required.empty() || options.kv_transport == "auto" || options.kv_transport == required)
     return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("--require-transport=", required,
@@ -49,7 +49,7 @@ absl::Status ValidateOptions(const WorkerOptions& options) {
   BATON_RETURN_IF_ERROR(
       OneOf("kv-dtype", options.kv_dtype, {"auto", "fp8", "fp8_dynamic", "bf16", "f32"}));
   BATON_RETURN_IF_ERROR(OneOf("cpu-isa", options.cpu_isa, {"auto", "avx2", "avx512", "amx"}));
-  BATON_RETURN_IF_ERROR(OneOf("kv-transport", options.kv_transport, {"auto", "shm", "tcp"}));
+  BATON_RETURN_IF_ERROR(OneOf("kv-transport", options.kv_transport, {"auto", "cuda_ipc", "shm", "tcp"}));
   BATON_RETURN_IF_ERROR(CheckRequiredTransport(options));
   BATON_RETURN_IF_ERROR(
       OneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
@@ -68,6 +68,10 @@ absl::Status ValidateOptions(const WorkerOptions& options) {
     return absl::InvalidArgumentError("--test-block-hash-bits: must be in [1, 256]");
   }
   return absl::OkStatus();
+}
+
+bool MayUseHostTransports(const WorkerOptions& options) {
+  return options.kv_transport != "cuda_ipc" && options.require_transport != "cuda_ipc";
 }
 
 std::string ServedModelName(const WorkerOptions& options) {

@@ -38,8 +38,8 @@ struct WorkerOptions {
   int tp = 1;                         // ranks that share the model's heads: 1 or 2
   bool enforce_eager = false;         // cuda: no graphs
   std::string cpu_isa = "auto";       // auto, avx2, avx512, amx
-  std::string kv_transport = "auto";  // auto, shm, tcp
-  std::string require_transport;      // shm, tcp; empty: any that kv_transport allows
+  std::string kv_transport = "auto";  // auto, cuda_ipc, shm, tcp
+  std::string require_transport;      // one of these; empty: any that kv_transport allows
   std::string log_level = "info";     // debug, info, warning, error
 
   // For tests only.
@@ -55,6 +55,9 @@ absl::Status ValidateOptions(const WorkerOptions& options);
 // served_model_name, or the last part of the model's path.
 std::string ServedModelName(const WorkerOptions& options);
 process::ServerOptions ServerOptionsOf(const WorkerOptions& options);
+
+// Whether KV blocks may travel by way of host memory.
+bool MayUseHostTransports(const WorkerOptions& options);
 
 // From the flags of worker_flags.cc.
 WorkerOptions WorkerOptionsFromFlags();

@@ -57,7 +57,7 @@ class Runner : public ModelRunner {
     absl::Status mirrored;
     const auto on_layer = [&](int layer) {
       if (observer == nullptr || !mirrored.ok()) return;
-      if (observer->reads_kv_pool()) mirrored = MirrorAppended(layer);
+      if (observer->reads_kv_pool()) mirrored = MakeVisible(layer);
       if (mirrored.ok()) observer->OnLayerDone(layer);
     };
     model::ForwardTimings forward_timings;
@@ -76,7 +76,15 @@ class Runner : public ModelRunner {
   base::Buffer& kv_pool() override { return kv_owner_ != nullptr ? kv_owner_->kv_pool() : pool_; }
   uint8_t* computed_pool() override {
     if (kv_owner_ != nullptr) return kv_owner_->computed_pool();
-    return is_mirrored() ? device_pool_.data() : pool_.data();
+    return device_pool_.size() > 0 ? device_pool_.data() : pool_.data();
+  }
+  base::Buffer* host_pool() override {
+    if (kv_owner_ != nullptr) return kv_owner_->host_pool();
+    return pool_.size() > 0 ? &pool_ : nullptr;
+  }
+  base::Buffer* device_pool() override {
+    if (kv_owner_ != nullptr) return kv_owner_->device_pool();
+    return device_pool_.size() > 0 ? &device_pool_ : nullptr;
   }
   int max_model_len() const override { return max_model_len_; }
   ops::WeightDtype weight_dtype() const override { return backend().weight_dtype(); }
@@ -195,8 +203,9 @@ class Runner : public ModelRunner {
   absl::Status AllocatePool(const ModelRunnerOptions& options) {
     const size_t pool_bytes = layout_.pool_bytes();
     if (options.shared_kv && !backend().pools_on_host()) {
-      BATON_ASSIGN_OR_RETURN(device_pool_, backend().NewPool(pool_bytes, false));
-      BATON_ASSIGN_OR_RETURN(pool_, base::Buffer::AllocateShared("baton-kv", pool_bytes));
+      BATON_ASSIGN_OR_RETURN(device_pool_, backend().NewPool(pool_bytes, true));
+      if (options.kv_mirror)
+        BATON_ASSIGN_OR_RETURN(pool_, base::Buffer::AllocateShared("baton-kv", pool_bytes));
     } else {
       BATON_ASSIGN_OR_RETURN(pool_, backend().NewPool(pool_bytes, options.shared_kv));
     }
@@ -254,10 +263,17 @@ class Runner : public ModelRunner {
   }
 
   // Host and device each have a copy of the pool.
-  bool is_mirrored() const { return device_pool_.size() > 0; }
+  bool is_mirrored() const { return device_pool_.size() > 0 && pool_.size() > 0; }
   void ReportCopy(const absl::Status& copied) {
     // A device that cannot copy any more fails the next step too.
     if (!copied.ok()) BATON_LOG(Error, "copy block", LogField("error", copied.ToString()));
+  }
+
+  // What the running step has appended to a layer is where other threads and processes look for it.
+  absl::Status MakeVisible(int layer) {
+    // (A mirror's copies wait for the device too.)
+    if (device_pool_.size() > 0 && !is_mirrored()) return backend().Synchronize();
+    return MirrorAppended(layer);
   }
 
   // What the running step has appended to a layer, from the device to the host.
@@ -285,7 +301,7 @@ class Runner : public ModelRunner {
   ModelRunner* kv_owner_ = nullptr;  // has pool and scales; null: this one has
   std::unique_ptr<Ranks> ranks_;
   base::Buffer pool_;
-  base::Buffer device_pool_;  // only where kv_pool() is a mirror
+  base::Buffer device_pool_;  // where the pool is shared and on a device; pool_ is a mirror or empty
   base::Buffer logits_;
   std::unique_ptr<StepInputs> inputs_;
   int sampled_layer_ = 0;

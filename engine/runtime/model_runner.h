@@ -35,7 +35,12 @@ struct ModelRunnerOptions {
   // Blocks of the KV pool: given, or as many as `kv_cache_bytes` holds.
   int num_blocks = 0;
   int64_t kv_cache_bytes = int64_t{1} << 30;
-  bool shared_kv = false;  // pool in a memfd, so that another process can write into it
+  // The pool can be read and written by another process: it lies in a memfd, or, on a device, in
+  // memory that others can map.
+  bool shared_kv = false;
+  // With shared_kv and a pool on a device: a mirror on the host is kept, for transports that know
+  // host memory only.
+  bool kv_mirror = true;
   // Works in the pool of this runner, which outlives it and has loaded the same model, perhaps in
   // another precision; KV format, ranks and sizes of the pool are its. What each of the two appends
   // the other reads, so both are used by one thread.
@@ -96,6 +101,11 @@ class ModelRunner {
   // appended, layer by layer as they say so, and what a hand-over writes into it counts once
   // BlocksLanded has been called.
   virtual base::Buffer& kv_pool() = 0;
+  // kv_pool(), or null where it is on a device and there is no mirror.
+  virtual base::Buffer* host_pool() { return &kv_pool(); }
+  // The pool where it lies on a device and others can map it, else null. What another process has
+  // written there counts by itself.
+  virtual base::Buffer* device_pool() { return nullptr; }
   // What steps read and write: on the device where the backend computes there, else kv_pool().
   virtual uint8_t* computed_pool() { return kv_pool().data(); }
   // Another process has written these blocks, all layers, into kv_pool().

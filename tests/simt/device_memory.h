@@ -19,8 +19,31 @@ class DeviceMemory {
   void* Allocate(size_t size);
   // False when `address` is not the start of an allocation.
   bool Free(void* address);
+
+  // Memory that other processes can map: a memfd, full of 0xFF when fresh. -1: none left. `bytes` is
+  // a multiple of a page.
+  int CreateShared(size_t bytes);
+  // The size of what CreateShared or ShareAllocation gave, here or in another process; 0 for any
+  // other descriptor.
+  static size_t SharedBytes(int fd);
+  // Addresses, and nothing behind them. Null: none left.
+  void* Reserve(size_t bytes);
+  void Unreserve(void* address, size_t bytes);
+  // Puts shared memory behind reserved addresses, and takes it away. Without SetAccess nobody may
+  // touch it.
+  bool Map(void* address, size_t bytes, int fd);
+  bool SetAccess(void* address, size_t bytes);
+  bool Unmap(void* address, size_t bytes);
+  // Makes an allocation that Allocate gave one that other processes can map; -1: it is none. The
+  // descriptor stays the allocation's, `offset` is where it begins in it.
+  int ShareAllocation(const void* address, size_t* offset);
+
+  // The allocation or mapping that holds this address.
+  bool Find(const void* address, void** start, size_t* bytes) const;
   // Whether the range lies in one allocation.
   bool Contains(const void* address, size_t size) const;
+  // Shared memory that was created here, or given back.
+  void Count(ptrdiff_t bytes) { bytes_in_use_ += static_cast<size_t>(bytes); }
   size_t bytes_in_use() const { return bytes_in_use_; }
   // Whether the host is really kept out.
   bool guarded() const { return protection_key_ > 0; }
@@ -40,6 +63,8 @@ class DeviceMemory {
     size_t size;
     char* mapping;
     size_t mapped;
+    bool is_mapping = false;  // by Map
+    int fd = -1;              // since ShareAllocation
   };
 
   DeviceMemory();

@@ -50,6 +50,9 @@ RuntimeConfig ConfigFromEnvironment() {
     config.lazy = true;
     config.seed = std::strtoull(seed, nullptr, 10);
   }
+  if (const char* number = std::getenv("BATON_EMULATED_DEVICE"))
+    config.device_number = static_cast<uint8_t>(std::atoi(number));
+  if (const char* vmm = std::getenv("BATON_EMULATED_VMM")) config.vmm = std::atoi(vmm) != 0;
   return config;
 }
 
@@ -122,6 +125,18 @@ class Runtime {
     return Note(sticky);
   }
 
+  cudaError_t Query(CUstream_st* stream) {
+    if (!stream->queue.empty() && sticky == cudaSuccess) AdvanceOne();
+    if (sticky != cudaSuccess) return Note(sticky);
+    return stream->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+  }
+
+  cudaError_t Query(CUevent_st* event) {
+    if (event->completed < event->recorded && sticky == cudaSuccess) AdvanceOne();
+    if (sticky != cudaSuccess) return Note(sticky);
+    return event->completed >= event->recorded ? cudaSuccess : cudaErrorNotReady;
+  }
+
   bool IsPinned(const void* address) const {
     auto after = pinned.upper_bound(const_cast<void*>(address));
     if (after == pinned.begin()) return false;
@@ -176,6 +191,8 @@ struct Locked {
   std::lock_guard<std::recursive_mutex> lock{runtime.mutex};
 };
 
+thread_local bool has_thread_context = false;
+
 bool KindMatches(const void* to, const void* from, size_t size, cudaMemcpyKind kind) {
   if (size == 0 || kind == cudaMemcpyDefault) return true;
   const DeviceMemory& memory = DeviceMemory::Get();
@@ -195,6 +212,16 @@ void ClearDeviceError() {
   l.runtime.legacy.queue.clear();
   for (CUstream_st* stream : l.runtime.streams) stream->queue.clear();
 }
+
+cudaError_t QueryStream(cudaStream_t stream) {
+  Locked l;
+  return l.runtime.Query(l.runtime.Find(stream));
+}
+
+std::recursive_mutex& RuntimeMutex() { return TheRuntime().mutex; }
+
+void SetThreadContext(bool chosen) { has_thread_context = chosen; }
+bool HasThreadContext() { return has_thread_context; }
 
 cudaError_t EnqueueHostWork(cudaStream_t stream, std::function<cudaError_t()> work) {
   Locked l;
@@ -377,6 +404,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return l.runtime.Issue(stream, {.run = nullptr, .event = event, .record = event->recorded});
 }
 
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  Locked l;
+  return l.runtime.Query(event);
+}
+
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   Locked l;
   return l.runtime.DrainTo(event, event->recorded);
@@ -449,6 +481,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaSetDevice(int device) {
   Locked l;
   const bool known = device >= 0 && device < l.runtime.config.num_devices;
+  if (known) baton::simt::SetThreadContext(true);
   return known ? cudaSuccess : l.runtime.Note(cudaErrorInvalidDevice);
 }
 

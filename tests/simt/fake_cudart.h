@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <mutex>
 
 namespace baton::simt {
 
@@ -22,6 +23,11 @@ struct RuntimeConfig {
   int num_devices = 1;
   uint64_t total_bytes = uint64_t{8} << 30;
   bool graphs = true;  // else streams cannot be captured
+  // Of the first device; the next ones count on. BATON_EMULATED_DEVICE sets it.
+  uint8_t device_number = 0;
+  bool peer_access = true;  // between devices
+  // Memory that file descriptors name; BATON_EMULATED_VMM=0: legacy handles only.
+  bool vmm = true;
 };
 RuntimeConfig& GetRuntimeConfig();
 
@@ -32,6 +38,17 @@ RuntimeStats& GetRuntimeStats();
 
 // Puts work that is no kernel of ours into a stream: a library's. It may touch device memory.
 cudaError_t EnqueueHostWork(cudaStream_t stream, std::function<cudaError_t()> work);
+
+// Runs one operation, of any stream, if `stream` is not idle; then whether it is: cudaSuccess, or
+// cudaErrorNotReady. So who only asks again and again sees it end.
+cudaError_t QueryStream(cudaStream_t stream);
+
+// What the fake runtime and the fake driver hold while they use device memory.
+std::recursive_mutex& RuntimeMutex();
+
+// Whether this thread has chosen a device, as most calls of the driver want it.
+void SetThreadContext(bool chosen);
+bool HasThreadContext();
 
 // Forgets a sticky error; for tests of faulty kernels.
 void ClearDeviceError();

@@ -10,6 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/bf16.h"
+#include "engine/base/cuda_memory.h"
+#include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/ops/cuda/attention_plan.h"
 #include "engine/ops/cuda/cuda_tensors.h"
@@ -45,6 +47,8 @@ CacheFormat FormatOf(kv::KvFormat format) {
   return CacheFormat::kF32;
 }
 
+constexpr int kDevice = 0;
+
 class CudaBackend : public Backend {
  public:
   CudaBackend(WeightDtype dtype, bool eager)
@@ -61,7 +65,7 @@ class CudaBackend : public Backend {
     int count = 0;
     BATON_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "no device to compute on"));
     if (count == 0) return absl::UnavailableError("cuda: no device to compute on");
-    BATON_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(0), "device 0"));
+    BATON_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(kDevice), "device 0"));
     cudaDeviceProp properties;
     BATON_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, 0), "device 0"));
     name_ = properties.name;
@@ -143,8 +147,10 @@ class CudaBackend : public Backend {
 
   absl::StatusOr<base::Buffer> NewPool(size_t bytes, bool shared) override {
     if (shared) {
-      return absl::FailedPreconditionError(
-          "cuda: the KV pool lies in device memory; it cannot be shared as host memory");
+      absl::StatusOr<base::Buffer> memory = base::AllocateExportable(kDevice, bytes);
+      if (memory.ok() || absl::IsResourceExhausted(memory.status())) return memory;
+      BATON_LOG(Info, "KV pool by cudaMalloc, shared by legacy handles: ",
+                memory.status().message());
     }
     BATON_ASSIGN_OR_RETURN(DeviceBuffer memory, DeviceBuffer::Allocate(bytes));
     auto* owner = new DeviceBuffer(std::move(memory));

@@ -20,7 +20,7 @@ class BadPeerTest : public ::testing::TestWithParam<std::string> {
     EXPECT_TRUE(peer_.Connect().ok());
   }
   uint64_t LayerBytes() const { return decode_.layout().payload_bytes(); }
-  bool peer_writes() const { return GetParam() == "shm"; }
+  bool peer_writes() const { return PeerWrites(GetParam()); }
   // The event of a failed hand-over; a peer that writes itself must first say that it has stopped.
   ReceiverEvent NextFailure(const worker::v1::Handoff& handoff) {
     if (peer_writes()) {
@@ -36,7 +36,7 @@ class BadPeerTest : public ::testing::TestWithParam<std::string> {
   DecodeSide decode_;
   RawPeer peer_;
 };
-INSTANTIATE_TEST_SUITE_P(All, BadPeerTest, ::testing::Values("shm", "tcp"), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(All, BadPeerTest, ::testing::ValuesIn(TransportsUnderTest()), [](const auto& info) {
   return info.param;
 });
 
@@ -119,7 +119,7 @@ TEST_P(BadPeerTest, UnitsOfOtherReservationsAreNotBelieved) {
     UnitFrame stale = peer_.Unit(handoff, 0, 0);
     stale.epoch += 1;
     peer_.Put(stale, 6);
-    for (size_t i = 0; i < decode_.pool().size(); ++i) ASSERT_EQ(decode_.pool().data()[i], 0xee);
+    ASSERT_TRUE(decode_.pool().Read() == std::vector<uint8_t>(decode_.pool().size(), 0xee));
   }
   for (uint32_t layer = 0; layer < 3; ++layer)
     peer_.Put(peer_.Unit(opened_by_other, layer, layer), 5);
@@ -220,7 +220,7 @@ TEST(TcpTransportTest, RevokeInTheMiddleOfAUnitStopsTheWriting) {
   ASSERT_TRUE(SendAll(peer.transport().fd(), Encode(unit) + half, kPatience).ok());
   // Seen through a mapping of our own, as another process would.
   const base::Buffer view =
-      *base::Buffer::MapShared(decode.pool().fd(), decode.layout().pool_bytes());
+      *base::Buffer::MapShared(decode.pool().host()->fd(), decode.layout().pool_bytes());
   const uint8_t* end_of_half = view.data() + decode.layout().BlockOffset(0, 5) + half.size();
   while (__atomic_load_n(end_of_half - 1, __ATOMIC_RELAXED) != 0x22) {  // until it has arrived
   }

@@ -15,12 +15,12 @@
 #include <gtest/gtest.h>
 
 #include "engine/base/bounded_queue.h"
-#include "engine/base/buffer.h"
 #include "engine/base/mutex.h"
 #include "kvtransfer/receiver.h"
 #include "kvtransfer/sender.h"
 #include "kvtransfer/transfer_plan.h"
 #include "tests/support/test_fingerprint.h"
+#include "tests/unit/kvtransfer/test_pool.h"
 
 namespace baton::kvtransfer {
 
@@ -107,15 +107,16 @@ struct TestRanks {
 // The decode side: pool full of 0xee, events in a queue.
 class DecodeSide {
  public:
-  DecodeSide(const std::string& transport, const kv::KvLayout& layout) : layout_(layout) {
-    pool_ = *base::Buffer::AllocateShared("test-decode-pool", layout.pool_bytes());
-    std::memset(pool_.data(), 0xee, pool_.size());
+  DecodeSide(const std::string& transport, const kv::KvLayout& layout)
+      : layout_(layout), pool_(transport, layout.pool_bytes()) {
+    pool_.Fill(0xee);
     ReceiverOptions options;
-    options.pool = &pool_;
+    options.pool = pool_.host();
+    options.device_pool = pool_.device();
     options.layout = layout;
     options.fingerprint = TestFingerprint(layout);
     options.incarnation = "decode-incarnatn";
-    options.transports = {transport};
+    options.transports = {NameOf(transport)};
     auto receiver = Receiver::Create(
         options, [this](ReceiverEvent event) { events_.TryPush(std::move(event)); });
     EXPECT_TRUE(receiver.ok()) << receiver.status();
@@ -140,12 +141,12 @@ class DecodeSide {
 
   Receiver& receiver() { return *receiver_; }
   void DestroyReceiver() { receiver_.reset(); }
-  base::Buffer& pool() { return pool_; }
+  TestPool& pool() { return pool_; }
   const kv::KvLayout& layout() const { return layout_; }
 
  private:
   kv::KvLayout layout_;
-  base::Buffer pool_;
+  TestPool pool_;
   base::BoundedQueue<ReceiverEvent> events_{1024};
   std::unique_ptr<Receiver> receiver_;
 };
@@ -158,12 +159,15 @@ class HandoffPair {
               std::function<void(SenderOptions*)> change = nullptr,
               const TestRanks& ranks = {})
       : layout_(TestLayout(format, 24, ranks.prefill)),
+        pool_(transport, layout_.pool_bytes()),
         decode_(transport, TestLayout(format, 32, ranks.decode)) {
-    pool_ = *base::Buffer::Allocate(layout_.pool_bytes());
     std::mt19937 random(1);
-    for (size_t i = 0; i < pool_.size(); ++i) pool_.data()[i] = static_cast<uint8_t>(random());
+    source_.resize(pool_.size());
+    for (uint8_t& byte : source_) byte = static_cast<uint8_t>(random());
+    pool_.Write(source_);
     SenderOptions options;
-    options.pool = &pool_;
+    options.pool = pool_.host();
+    options.device_pool = pool_.device();
     options.layout = layout_;
     options.stall_timeout_min = absl::Seconds(20);  // a busy test machine is no stall
     options.reply_timeout = absl::Seconds(20);
@@ -230,10 +234,10 @@ class HandoffPair {
                          0,
                          static_cast<uint32_t>(layout_.num_kv_heads)};
       const absl::Span<const kv::BlockId> ours = our_blocks, peers = peer_blocks;
-      CopyRanges(pool_.data(), RangesOf(all, shape, layout_, ours.subspan(first_missing)),
+      CopyRanges(source_.data(), RangesOf(all, shape, layout_, ours.subspan(first_missing)),
                  want.data(), RangesOf(all, shape, decode_.layout(), peers.subspan(first_missing)));
     }
-    EXPECT_EQ(std::memcmp(want.data(), decode_.pool().data(), want.size()), 0);
+    EXPECT_TRUE(want == decode_.pool().Read());
   }
 
   Sender& sender() { return *sender_; }
@@ -249,7 +253,8 @@ class HandoffPair {
 
  private:
   kv::KvLayout layout_;
-  base::Buffer pool_;
+  TestPool pool_;
+  std::vector<uint8_t> source_;  // what it holds
   base::BoundedQueue<TransferResult> results_{1024};
   MemoryLink to_decode_;
   MemoryLink to_prefill_;

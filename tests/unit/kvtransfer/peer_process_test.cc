@@ -47,8 +47,9 @@ std::string ReceiveBytes(int fd) {
   ConnectOptions options;
   options.layout = TestLayout(kv::KvFormat::kFp8, 16);
   options.timeout = kPatience;
-  base::Buffer pool = *base::Buffer::Allocate(options.layout.pool_bytes());
-  options.pool = &pool;
+  TestPool pool(endpoint.name(), options.layout.pool_bytes());
+  options.pool = pool.host();
+  options.device_pool = pool.device();
   auto transport = ConnectTo(endpoint, options);
   if (!transport.ok()) _exit(3);
   (*transport)->Open({handoff.reservation_id(), handoff.epoch()});
@@ -64,7 +65,7 @@ std::string ReceiveBytes(int fd) {
   const std::vector<ByteRange> to = RangesOf(unit.rect, {64, 0}, options.layout, {5});
   if (write(to_test, "o", 1) != 1) _exit(5);
   for (uint8_t value = 0;; ++value) {
-    std::memset(pool.data(), value, unit.bytes);
+    pool.Fill(value, unit.bytes);
     if (!(*transport)->busy()) (*transport)->Put(unit, {{0, unit.bytes}}, to);
     if (endpoint.name() == "tcp") usleep(1000);
     if (!(*transport)->Write().ok()) pause();  // refused, but not gone
@@ -74,7 +75,7 @@ std::string ReceiveBytes(int fd) {
 class PeerProcessTest : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(All,
                          PeerProcessTest,
-                         ::testing::Values("shm", "tcp"),
+                         ::testing::ValuesIn(CrossProcessTransports()),
                          [](const auto& info) { return info.param; });
 
 // Cases 11.1 and 11.3: kill -9 in the middle of writing gives the blocks back, SIGSTOP does not
@@ -106,12 +107,13 @@ TEST_P(PeerProcessTest, StoppedIsNotQuietAndKilledIs) {
   ASSERT_TRUE(WIFSTOPPED(state));
   decode.receiver().Revoke(handoff.reservation_id(), "client left");
   decode.receiver().OnPeerGone(session);
-  if (GetParam() == "shm") {
+  if (PeerWrites(GetParam())) {
     // The transfer thread has been round when another session's connection has been served and
     // refused.
     ConnectOptions options;
-    base::Buffer pool = *base::Buffer::Allocate(decode.layout().pool_bytes());
-    options.pool = &pool;
+    TestPool pool(GetParam(), decode.layout().pool_bytes());
+    options.pool = pool.host();
+    options.device_pool = pool.device();
     options.layout = decode.layout();
     worker::v1::TransportEndpoint nobody = answer->transports(0);
     nobody.set_token("x");
@@ -122,23 +124,21 @@ TEST_P(PeerProcessTest, StoppedIsNotQuietAndKilledIs) {
   const ReceiverEvent event = decode.NextEvent();
   EXPECT_EQ(event.reservation_id, handoff.reservation_id());
   EXPECT_NE(event.kind, Kind::kLanded);
-  const std::vector<uint8_t> at_event(decode.pool().data(),
-                                      decode.pool().data() + decode.pool().size());
+  const std::vector<uint8_t> at_event = decode.pool().Read();
   ASSERT_EQ(waitpid(child, &state, 0), child);
-  EXPECT_EQ(std::memcmp(at_event.data(), decode.pool().data(), at_event.size()), 0)
-      << "written after the event";
+  EXPECT_TRUE(at_event == decode.pool().Read()) << "written after the event";
   for (int fd : {to_child[0], to_child[1], from_child[0], from_child[1]}) close(fd);
 }
 
 // A decode worker that grants and then neither reads nor answers.
 class StuckDecode {
  public:
-  explicit StuckDecode(const kv::KvLayout& layout) : layout_(layout) {
-    pool_ = *base::Buffer::AllocateShared("stuck", layout.pool_bytes());
-  }
+  StuckDecode(const std::string& transport, const kv::KvLayout& layout)
+      : layout_(layout), pool_(transport, layout.pool_bytes()) {}
   worker::v1::Hello Start(const std::string& transport) {
     ListenOptions options;
-    options.pool = &pool_;
+    options.pool = pool_.host();
+    options.device_pool = pool_.device();
     options.layout = layout_;
     options.tcp_host = "127.0.0.1";
     listener_ = *ListenOn(transport, options);
@@ -186,16 +186,17 @@ class StuckDecode {
   }
 
   kv::KvLayout layout_;
-  base::Buffer pool_;
+  TestPool pool_;
   std::unique_ptr<PutListener> listener_;
   UniqueFd connection_;
   std::thread thread_;
 };
 
 class StuckPeerTest : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(All, StuckPeerTest, ::testing::Values("shm", "tcp"), [](const auto& info) {
-  return info.param;
-});
+INSTANTIATE_TEST_SUITE_P(All,
+                         StuckPeerTest,
+                         ::testing::ValuesIn(TransportsUnderTest()),
+                         [](const auto& info) { return info.param; });
 
 // Case 11.2: prefill gets its blocks back when the decode worker hangs, whether a unit is half-way
 // (tcp: more bytes than the socket holds) or written and not acknowledged (shm).
@@ -205,12 +206,13 @@ TEST_P(StuckPeerTest, StallEndsTheTransferInBoundedTime) {
                             .head_dim = 1024,
                             .num_blocks = 16,
                             .format = kv::KvFormat::kBf16};
-  StuckDecode decode(layout);
-  base::Buffer pool = *base::Buffer::Allocate(layout.pool_bytes());
+  StuckDecode decode(GetParam(), layout);
+  TestPool pool(GetParam(), layout.pool_bytes());
   base::BoundedQueue<TransferResult> results(4);
   MemoryLink link;
   SenderOptions options;
-  options.pool = &pool;
+  options.pool = pool.host();
+  options.device_pool = pool.device();
   options.layout = layout;
   *options.hello.mutable_fingerprint() = TestFingerprint(layout);
   options.stall_timeout_min = absl::Milliseconds(100);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -22,14 +23,15 @@ class RawPeer {
     hello.set_role("prefill");
     *hello.mutable_fingerprint() = TestFingerprint(decode->layout());
     answer_ = *decode->receiver().OnPeerHello(hello, &link_, &session_);
-    pool_ = *base::Buffer::Allocate(decode->layout().pool_bytes());
-    std::memset(pool_.data(), 0x11, pool_.size());
+    pool_.emplace(answer_.transports(0).name(), decode->layout().pool_bytes());
+    pool_->Fill(0x11);
   }
   ~RawPeer() { decode_->receiver().OnPeerGone(session_); }
 
   absl::Status Connect() {
     ConnectOptions options;
-    options.pool = &pool_;
+    options.pool = pool_->host();
+    options.device_pool = pool_->device();
     options.layout = decode_->layout();
     options.timeout = kPatience;
     auto transport = ConnectTo(answer_.transports(0), options);
@@ -96,7 +98,7 @@ class RawPeer {
   MemoryLink link_;
   SessionId session_ = 0;
   worker::v1::Hello answer_;
-  base::Buffer pool_;
+  std::optional<TestPool> pool_;
   std::unique_ptr<PutTransport> transport_;
 };
 

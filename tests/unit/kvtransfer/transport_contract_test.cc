@@ -40,14 +40,14 @@ std::vector<worker::v1::Token> OneToken(uint32_t id) {
 class TransportContractTest : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(All,
                          TransportContractTest,
-                         ::testing::Values("shm", "tcp"),
+                         ::testing::ValuesIn(TransportsUnderTest()),
                          [](const auto& info) { return info.param; });
 
 class FormatContractTest : public ::testing::TestWithParam<std::tuple<std::string, kv::KvFormat>> {
 };
 INSTANTIATE_TEST_SUITE_P(All,
                          FormatContractTest,
-                         ::testing::Combine(::testing::Values("shm", "tcp"),
+                         ::testing::Combine(::testing::ValuesIn(TransportsUnderTest()),
                                             ::testing::Values(kv::KvFormat::kFp8,
                                                               kv::KvFormat::kFp8Dynamic,
                                                               kv::KvFormat::kBf16,
@@ -65,7 +65,7 @@ void ExpectEveryLengthLands(const std::string& transport,
       transport, format, [](auto* options) { options->checksums = true; }, ranks);
   for (const int prompt_tokens : {1, 2, 63, 64, 65, 128, 300}) {
     SCOPED_TRACE(prompt_tokens);
-    std::memset(pair.decode().pool().data(), 0xee, pair.decode().pool().size());
+    pair.decode().pool().Fill(0xee);
     const int blocks = kv::BlocksFor(prompt_tokens);
     std::vector<kv::BlockId> ours, peers;
     for (int i = 0; i < blocks; ++i) {  // scattered differently on both sides
@@ -204,11 +204,11 @@ TEST_P(TransportContractTest, RevokedBlocksAreQuietOnlyWhenNobodyWritesThem) {
 
   pair.to_prefill().Hold();  // the Revoke is on its way
   EXPECT_TRUE(pair.decode().receiver().Revoke(handoff.reservation_id(), "client left"));
-  EXPECT_EQ(pair.decode().events_waiting(), GetParam() == "shm" ? 0u : 1u);
+  EXPECT_EQ(pair.decode().events_waiting(), PeerWrites(GetParam()) ? 0u : 1u);
   pair.to_prefill().LetGo();
   EXPECT_EQ(pair.decode().NextEvent().kind, Kind::kQuiesced);
   EXPECT_EQ(pair.NextResult().status.code(), absl::StatusCode::kCancelled);
-  std::memset(pair.decode().pool().data(), 0xee, pair.decode().pool().size());
+  pair.decode().pool().Fill(0xee);
   pair.sender().Push(id, 4, 5, 0, 3, Ids(0, 5));  // too late: ignored
   const auto next = pair.decode().Reserve(64, 0, {20});
   const TransferId next_id = pair.Begin(next, 64, 0, {20});
@@ -343,7 +343,7 @@ TEST_P(TransportContractTest, ReusedBlocksNeverShowAStrangersBytes) {
   std::mt19937 random(3);
   int landed = 0;
   for (int round = 0; round < 200; ++round) {
-    std::memset(pair.decode().pool().data(), 0xee, pair.decode().pool().size());
+    pair.decode().pool().Fill(0xee);
     const auto ours = Ids(static_cast<int>(random() % 20), 4);
     const auto handoff = pair.decode().Reserve(250, 0, Ids(0, 4));
     const TransferId id = pair.Begin(handoff, 250, 0, Ids(0, 4));
@@ -432,7 +432,7 @@ TEST(ShmTransportTest, PrivateMemoryIsRefused) {
 
 TEST(TransportFactoryTest, UnknownNameIsRefusedWithTheKnownOnes) {
   EXPECT_THAT(std::string(ListenOn("rdma", {}).status().message()),
-              HasSubstr("accepted are shm, tcp"));
+              HasSubstr("accepted are cuda_ipc, shm, tcp"));
 }
 
 }  // namespace

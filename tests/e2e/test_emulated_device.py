@@ -3,6 +3,7 @@ whose memory the host cannot touch and whose streams run as late as they may. Wh
 import pathlib
 import re
 import subprocess
+import time
 
 import pytest
 
@@ -98,6 +99,101 @@ def test_verifies_and_draft_rounds_are_graphs_too(emulated, tiny):
     expect_same(service, tiny)
     queries = set(re.findall(r"cuda graph captured .* queries=(\d+)", service.decode[0].log()))
     assert "1" in queries and len(queries) > 1, queries
+
+
+CUDA_IPC = "--require-transport=cuda_ipc"
+
+
+def direct(**settings):
+    """A service whose KV goes from device to device or not at all, so without a mirror on the host."""
+    return harness.Service(MODELS / "chain", worker_bin=EMULATED, kv_blocks=40,
+                           worker_flags=("--device=cuda", "--weight-dtype=bf16", CUDA_IPC, *settings.pop("worker_flags", ())), **settings)
+
+
+def chain_prompt(length):
+    return [(7 * i + length) % 700 for i in range(length)]
+
+
+# By file descriptor, and by legacy handle.
+@pytest.mark.parametrize("vmm", ["1", "0"], ids=["descriptors", "legacy"])
+def test_kv_goes_from_device_to_device_and_ids_equal_the_cpu_backends(monkeypatch, chain, vmm):
+    monkeypatch.setenv("BATON_EMULATED_STREAMS", STREAM_SEED)
+    monkeypatch.setenv("BATON_EMULATED_VMM", vmm)
+    with direct() as service:
+        for length in [1, 63, 64, 65, 150]:
+            prompt = chain_prompt(length)
+            sampling = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+            answer = service.stream(service.request(ids=prompt, sampling=sampling))
+            assert answer.timings.kv_transport == "cuda_ipc" and answer.timings.kv_bytes > 0
+            assert answer.ids() == chain_ids(chain, prompt), length
+        service.wait_idle()
+        for worker in service.workers:
+            assert worker.metric("baton_kv_transport_selected", transport="cuda_ipc") == 1
+            assert worker.metric("baton_kv_transport_probe_bytes_per_second", transport="cuda_ipc") > 0
+
+
+def test_devices_are_preferred_where_both_sides_have_them(emulated):
+    service = emulated(MODELS / "chain")
+    request = service.request(ids=chain_prompt(70), sampling={"temperature": 0, "max_tokens": 2, "ignore_eos": True})
+    assert service.stream(request).timings.kv_transport == "cuda_ipc"
+
+
+class OtherDevices(harness.OneHost):
+    """The decode worker's device is one that the prefill worker does not see."""
+
+    def start(self, name, argv, directory):
+        env = {"BATON_EMULATED_DEVICE": "3"} if name.startswith("decode") else None
+        return harness.Process(name, [*argv, "--listen=127.0.0.1:0"], directory, env=env)
+
+
+# Case 16.4
+def test_a_device_that_is_not_visible_is_found_when_the_workers_meet(chain):
+    flags = ("--device=cuda", "--weight-dtype=bf16")
+    sampling = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+    with harness.Service(MODELS / "chain", worker_bin=EMULATED, kv_blocks=40, worker_flags=flags, network=OtherDevices()) as service:
+        answer = service.stream(service.request(ids=chain_prompt(70), sampling=sampling))
+        assert answer.timings.kv_transport == "shm" and answer.ids() == chain_ids(chain, chain_prompt(70))
+        assert "transport not usable cuda_ipc: the decode worker's device GPU-" in service.prefill[0].log()
+    with direct(network=OtherDevices()) as service:
+        _, details = harness.status_of(lambda: service.stub.Generate(service.request(ids=chain_prompt(70), sampling=sampling),
+                                                                      timeout=30 * harness.SLOWNESS))
+        assert "is not visible here" in details and "decode offers cuda_ipc" in details, details
+        service.wait_idle()
+
+
+def test_killed_workers_leave_nothing_and_their_successors_are_met_anew(chain):
+    want = chain_ids(chain, chain_prompt(100))
+    with direct() as service:
+        assert chain_ids(service, chain_prompt(100)) == want
+        for group in (service.decode, service.prefill):
+            group[0].kill()
+            service.restart(group[0])
+            service.wait_serving()
+            assert chain_ids(service, chain_prompt(100)) == want
+            service.wait_idle()
+
+
+def test_blocks_of_a_writer_that_was_killed_are_free_when_it_is_dead():
+    sampling = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
+    with direct(worker_flags=("--chunk-tokens=64",), prefill_flags=("--test-step-delay=150ms",)) as service:
+        steps = service.prefill[0].metric("baton_iteration_tokens_count")
+        call = service.stub.Generate(service.request(ids=chain_prompt(600), sampling=sampling), timeout=60 * harness.SLOWNESS)
+        deadline = time.monotonic() + 30 * harness.SLOWNESS
+        # Some of its units have arrived by then: three of ten chunks have been computed.
+        while service.prefill[0].metric("baton_iteration_tokens_count") < steps + 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert service.decode[0].metric("baton_kv_blocks", state="reserved") > 0
+        service.prefill[0].kill()
+        call.cancel()
+        service.wait_idle()
+
+
+def test_a_worker_without_a_device_does_not_start_with_device_memory_required(tmp_path):
+    for name in ("baton-prefill", "baton-decode"):
+        run = subprocess.run([EMULATED / name, f"--model={MODELS / 'chain'}", "--device=cpu", CUDA_IPC, "--listen=127.0.0.1:0",
+                              "--http-port=0", f"--port-file={tmp_path / 'ports.json'}"], capture_output=True, text=True, timeout=60)
+        assert run.returncode > 0 and "does not lie on a device" in run.stdout + run.stderr, run
 
 
 def test_workers_say_which_device_they_compute_on(emulated):

@@ -280,9 +280,8 @@ class DecodeRole : public worker::WorkerRole {
     receiver_options.device_pool = runner.device_pool();
     receiver_options.layout = runner.layout();
     receiver_options.incarnation = host_->incarnation;
-    receiver_options.transports =
-        kvtransfer::TransportsOf(options_.kv_transport, runner.host_pool() != nullptr,
-                                 runner.device_pool() != nullptr);
+    receiver_options.transports = kvtransfer::TransportsOf(
+        options_.kv_transport, runner.host_pool() != nullptr, runner.device_pool() != nullptr);
     receiver_options.required_transport = worker_options_.require_transport;
     BATON_RETURN_IF_ERROR(ParseListen(options_.kv_listen, &receiver_options.tcp_listen_host,
                                       &receiver_options.tcp_listen_port));

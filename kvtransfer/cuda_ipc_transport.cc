@@ -1,11 +1,12 @@
-// Memory of devices on one machine. The decode worker's pool lies on its device; a description of it
-// goes, over a private Unix socket, to the session that presents its token: a file descriptor of the
-// physical memory, or a legacy handle where it has none. The prefill worker maps it, lets its device
-// copy and announces a unit on the socket when the copies have ended.
+// Memory of devices on one machine. The decode worker's pool lies on its device; a description of
+// it goes, over a private Unix socket, to the session that presents its token: a file descriptor of
+// the physical memory, or a legacy handle where it has none. The prefill worker maps it, lets its
+// device copy and announces a unit on the socket when the copies have ended.
 //
-// A device goes on copying by itself, so here the end of the socket proves nothing: a prefill worker
-// that ends the connection waits for its copies and says so (farewell); one that dies is quiet when
-// its process has ended, which the kernel reports after the driver has taken its channels down.
+// A device goes on copying by itself, so here the end of the socket proves nothing: a prefill
+// worker that ends the connection waits for its copies and says so (farewell); one that dies is
+// quiet when its process has ended, which the kernel reports after the driver has taken its
+// channels down.
 
 #include <algorithm>
 #include <utility>
@@ -149,9 +150,8 @@ class CudaIpcPut : public StreamPut {
     const auto descriptor = [&](size_t i) {
       return i < descriptors.size() ? &descriptors[i] : nullptr;
     };
-    BATON_ASSIGN_OR_RETURN(
-        peer_pool_,
-        ImportedMemory::Open(device, memory.pool, descriptor(0), peer_layout().pool_bytes()));
+    BATON_ASSIGN_OR_RETURN(peer_pool_, ImportedMemory::Open(device, memory.pool, descriptor(0),
+                                                            peer_layout().pool_bytes()));
     const size_t before = memory.pool.method == DeviceMemoryEntry::kDescriptor ? 1 : 0;
     BATON_ASSIGN_OR_RETURN(
         peer_probe_, ImportedMemory::Open(device, memory.probe, descriptor(before), kProbeBytes));

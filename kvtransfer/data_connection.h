@@ -64,8 +64,8 @@ class DataConnection : public DataLine {
 
   // Reads what is there, but not so much that other connections starve.
   // Errors: UNAVAILABLE (closed by the peer), INVALID_ARGUMENT (nonsense), PERMISSION_DENIED
-  // (token), RESOURCE_EXHAUSTED (it does not read); ABORTED: closed by a peer whose writes may still
-  // go on (PutListener::writes_outlive_socket), to be called again until it is UNAVAILABLE.
+  // (token), RESOURCE_EXHAUSTED (it does not read); ABORTED: closed by a peer whose writes may
+  // still go on (PutListener::writes_outlive_socket), to be called again until it is UNAVAILABLE.
   absl::Status OnReadable();
   absl::Status OnWritable();
   // Stops receiving a unit that has been revoked meanwhile.

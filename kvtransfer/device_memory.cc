@@ -14,11 +14,11 @@
 namespace baton::kvtransfer {
 namespace {
 
-using base::CuDevice;
 using base::CudaDevice;
 using base::CudaDriver;
 using base::CudaDriverStatus;
 using base::CudaMapping;
+using base::CuDevice;
 using base::CuMemory;
 using base::CuPointer;
 
@@ -80,18 +80,18 @@ absl::Status CheckDevice(const CudaDevice& ours, const DeviceMemoryEntry& entry)
         ")"));
   }
   if (found->is_reachable) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("device ", UuidName(ours.uuid().bytes), " has no peer access to device ",
-                   UuidName(entry.uuid), " of the decode worker"));
+  return absl::FailedPreconditionError(absl::StrCat("device ", UuidName(ours.uuid().bytes),
+                                                    " has no peer access to device ",
+                                                    UuidName(entry.uuid), " of the decode worker"));
 }
 
 absl::Status CheckEntry(const DeviceMemoryEntry& entry, size_t need) {
   if (entry.offset <= entry.allocation_bytes &&
       entry.size <= entry.allocation_bytes - entry.offset && need <= entry.size)
     return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "device memory: need_bytes=", need, " bytes=", entry.size, " offset=", entry.offset,
-      " allocation_bytes=", entry.allocation_bytes));
+  return absl::InvalidArgumentError(absl::StrCat("device memory: need_bytes=", need,
+                                                 " bytes=", entry.size, " offset=", entry.offset,
+                                                 " allocation_bytes=", entry.allocation_bytes));
 }
 
 // Fills in `exported` from memory that has a descriptor. False: it has none.
@@ -260,11 +260,11 @@ absl::StatusOr<uint64_t> DeviceCopier::ChecksumOf(const uint8_t* base,
   std::vector<uint8_t> bytes(total);
   size_t done = 0;
   for (const ByteRange& range : ranges) {
-    BATON_RETURN_IF_ERROR(CudaDriverStatus(
-        device_.driver(),
-        device_.driver().copy_to_host(bytes.data() + done, PointerOf(base + range.offset),
-                                      range.size),
-        "read for a checksum"));
+    BATON_RETURN_IF_ERROR(
+        CudaDriverStatus(device_.driver(),
+                         device_.driver().copy_to_host(bytes.data() + done,
+                                                       PointerOf(base + range.offset), range.size),
+                         "read for a checksum"));
     done += range.size;
   }
   return XXH3_64bits(bytes.data(), bytes.size());

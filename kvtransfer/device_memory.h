@@ -19,10 +19,10 @@
 
 namespace baton::kvtransfer {
 
-// What DeviceMemoryFrame says of [data, data + size), and the descriptor that goes with it (invalid:
-// a legacy handle does without). By descriptor where the memory allows, else by a legacy handle,
-// which names the whole allocation and opens only in another process of the same PID namespace.
-// Errors: FAILED_PRECONDITION when it is no memory of a device or cannot be shared.
+// What DeviceMemoryFrame says of [data, data + size), and the descriptor that goes with it
+// (invalid: a legacy handle does without). By descriptor where the memory allows, else by a legacy
+// handle, which names the whole allocation and opens only in another process of the same PID
+// namespace. Errors: FAILED_PRECONDITION when it is no memory of a device or cannot be shared.
 struct ExportedMemory {
   DeviceMemoryEntry entry;
   UniqueFd descriptor;
@@ -32,9 +32,9 @@ absl::StatusOr<ExportedMemory> ExportMemory(const void* data, size_t size);
 // Another process's memory, opened for one device of ours. Closed with it. Thread-compatible.
 class ImportedMemory {
  public:
-  // `need` bytes at least. Errors: FAILED_PRECONDITION naming the device when it is not visible here
-  // or cannot be reached from ours, or when the driver refuses the handle; INVALID_ARGUMENT when the
-  // description contradicts itself.
+  // `need` bytes at least. Errors: FAILED_PRECONDITION naming the device when it is not visible
+  // here or cannot be reached from ours, or when the driver refuses the handle; INVALID_ARGUMENT
+  // when the description contradicts itself.
   static absl::StatusOr<ImportedMemory> Open(const base::CudaDevice& device,
                                              const DeviceMemoryEntry& entry,
                                              const UniqueFd* descriptor,

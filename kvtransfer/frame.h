@@ -73,8 +73,8 @@ struct DeviceMemoryEntry {
   std::array<uint8_t, 64> handle{};  // kLegacyHandle
 };
 
-// The decode worker's pool, and a place for probes. Descriptors go along, in this order, one for each
-// of the two that has one.
+// The decode worker's pool, and a place for probes. Descriptors go along, in this order, one for
+// each of the two that has one.
 struct DeviceMemoryFrame {
   DeviceMemoryEntry pool, probe;
 };

@@ -25,8 +25,8 @@ using SessionId = uint64_t;
 
 struct ReceiverOptions {
   const base::Clock* clock = &base::Clock::Real();
-  // The decode worker's KV pool, outlives the receiver: on the host (AllocateShared), on a device, or
-  // both, of which transports between devices write the latter. Null: there is none.
+  // The decode worker's KV pool, outlives the receiver: on the host (AllocateShared), on a device,
+  // or both, of which transports between devices write the latter. Null: there is none.
   base::Buffer* pool = nullptr;
   base::Buffer* device_pool = nullptr;
   kv::KvLayout layout;

@@ -9,16 +9,13 @@
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "kvtransfer/fingerprint.h"
+#include "kvtransfer/heartbeat.h"
 #include "kvtransfer/socket.h"
 #include "kvtransfer/transport_terms.h"
 
 namespace baton::kvtransfer {
 namespace {
 
-constexpr absl::Duration kHeartbeatInterval = absl::Seconds(1);
-constexpr absl::Duration kSuspectAfter = absl::Seconds(3);
-// Of our own: a process that was stopped, or whose clock jumped, does not blame its peers for it.
-constexpr int kMissedHeartbeatsMax = 10;
 // A peer that does not answer a Revoke for this long loses its connection: where we write
 // ourselves that frees the blocks, and a peer that writes itself is made to hang up.
 constexpr absl::Duration kQuietTimeout = absl::Seconds(5);
@@ -140,8 +137,8 @@ absl::StatusOr<uint64_t> ReceiverCore::Attach(const PutListener& listener,
   base::MutexLock lock(&mutex_);
   for (auto& [id, session] : sessions_) {
     const auto own = session.tokens.find(std::string(listener.name()));
-    if (session.gone || session.dropped || own == session.tokens.end() ||
-        session.settled || !SameToken(own->second, token))
+    if (session.gone || session.dropped || own == session.tokens.end() || session.settled ||
+        !SameToken(own->second, token))
       continue;
     session.tokens.erase(own);
     session.transport = std::string(listener.name());

@@ -63,10 +63,10 @@ class SenderImpl : public SenderEngine {
 
 // What we insist on: a transport that is named is used or nothing is.
 TransportTerms OurTerms(const SenderOptions& options) {
-  TransportTerms terms{"prefill",
-                       TransportsOf(options.transport, options.pool != nullptr,
-                                    options.device_pool != nullptr),
-                       options.required_transport};
+  TransportTerms terms{
+      "prefill",
+      TransportsOf(options.transport, options.pool != nullptr, options.device_pool != nullptr),
+      options.required_transport};
   if (options.transport != "auto") terms.required = options.transport;
   return terms;
 }
@@ -85,8 +85,7 @@ absl::StatusOr<Connected> TryOne(const worker::v1::TransportEndpoint& endpoint,
 }
 
 // The first of the peer's transports that works here, in its order, or exactly the one required.
-absl::StatusOr<Connected> Connect(const SenderOptions& options,
-                                                      const worker::v1::Hello& peer) {
+absl::StatusOr<Connected> Connect(const SenderOptions& options, const worker::v1::Hello& peer) {
   const TransportTerms ours = OurTerms(options);
   const TransportTerms theirs{"decode", OffersOf(peer), ""};
   BATON_RETURN_IF_ERROR(CheckTerms(ours, theirs));
@@ -123,9 +122,8 @@ absl::StatusOr<std::unique_ptr<Sender>> Sender::Create(const SenderOptions& opti
   BATON_RETURN_IF_ERROR(CompareFingerprints(options.hello.fingerprint(), peer.fingerprint()));
   BATON_RETURN_IF_ERROR(CheckPools(options.layout, options.pool, options.device_pool));
   BATON_ASSIGN_OR_RETURN(Connected connected, Connect(options, peer));
-  BATON_LOG(Info, "hand-over connection ready ",
-            LogField("transport", connected.transport->name()), " ",
-            LogField("bytes_per_second", connected.bytes_per_second));
+  BATON_LOG(Info, "hand-over connection ready ", LogField("transport", connected.transport->name()),
+            " ", LogField("bytes_per_second", connected.bytes_per_second));
   return std::make_unique<SenderImpl>(options, peer.incarnation(), link,
                                       std::move(connected.transport), connected.bytes_per_second);
 }

@@ -29,8 +29,8 @@ struct SenderOptions {
   // transports between devices read the latter. Null: there is none.
   const base::Buffer* pool = nullptr;
   const base::Buffer* device_pool = nullptr;
-  kv::KvLayout layout;  // of that pool
-  worker::v1::Hello hello;             // ours
+  kv::KvLayout layout;      // of that pool
+  worker::v1::Hello hello;  // ours
   // "auto": first of the peer's list that works here. Else exactly that one is offered and used, or
   // Create fails.
   std::string transport = "auto";

@@ -6,14 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "kvtransfer/heartbeat.h"
 
 namespace baton::kvtransfer {
 namespace {
-
-constexpr absl::Duration kHeartbeatInterval = absl::Seconds(1);
-constexpr absl::Duration kSuspectAfter = absl::Seconds(3);
-// Of our own: a process that was stopped, or whose clock jumped, does not blame its peers for it.
-constexpr int kMissedHeartbeatsMax = 10;
 
 SenderLimits Limits(const SenderOptions& options, double bytes_per_second) {
   SenderLimits limits;

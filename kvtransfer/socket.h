@@ -75,8 +75,8 @@ void SetNoDelay(int fd);
 // user.
 absl::Status CheckSameUser(int fd);
 
-// The process at the other end of a Unix socket, as a descriptor that poll finds readable when it has
-// ended. Errors: FAILED_PRECONDITION when the kernel cannot name it.
+// The process at the other end of a Unix socket, as a descriptor that poll finds readable when it
+// has ended. Errors: FAILED_PRECONDITION when the kernel cannot name it.
 absl::StatusOr<UniqueFd> PeerProcess(int fd);
 
 // Writes what fits. 0: nothing fits now. Errors: UNAVAILABLE.

@@ -75,8 +75,8 @@ class PutListener {
   // True: the peer writes into our memory itself, so only its word or the end of its connection
   // proves it quiet. False: bytes come in the stream and we write them.
   virtual bool peer_writes() const = 0;
-  // What the peer has begun may go on when its connection has ended: only its farewell or the end of
-  // its process proves it quiet.
+  // What the peer has begun may go on when its connection has ended: only its farewell or the end
+  // of its process proves it quiet.
   virtual bool writes_outlive_socket() const { return false; }
   // As PutTransport's, of our pool.
   virtual absl::StatusOr<uint64_t> Checksum(const base::Buffer* pool,
@@ -122,8 +122,8 @@ WelcomeFrame WelcomeOf(const kv::KvLayout& layout);
 absl::StatusOr<std::unique_ptr<PutListener>> ListenShm(const ListenOptions& options);
 absl::StatusOr<std::unique_ptr<PutTransport>> ConnectShm(
     const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options);
-// Errors besides: FAILED_PRECONDITION when there is no pool on a device or it cannot be shared, and,
-// at the other end, when it cannot be opened.
+// Errors besides: FAILED_PRECONDITION when there is no pool on a device or it cannot be shared,
+// and, at the other end, when it cannot be opened.
 absl::StatusOr<std::unique_ptr<PutListener>> ListenCudaIpc(const ListenOptions& options);
 absl::StatusOr<std::unique_ptr<PutTransport>> ConnectCudaIpc(
     const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options);

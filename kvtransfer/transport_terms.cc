@@ -45,9 +45,8 @@ absl::Status CheckTerms(const TransportTerms& ours, const TransportTerms& theirs
 std::vector<std::string> TransportsOf(const std::string& kv_transport, bool host, bool device) {
   if (kv_transport != "auto") return {kv_transport};
   std::vector<std::string> offers = KnownTransports();
-  std::erase_if(offers, [&](const std::string& name) {
-    return !(IsBetweenDevices(name) ? device : host);
-  });
+  std::erase_if(offers,
+                [&](const std::string& name) { return !(IsBetweenDevices(name) ? device : host); });
   return offers;
 }
 

@@ -105,9 +105,9 @@ class PrefillRole : public worker::WorkerRole {
     options.sender.layout = runner.layout();
     options.sender.transport = worker_options_.kv_transport;
     options.sender.required_transport = worker_options_.require_transport;
-    for (const std::string& name : kvtransfer::TransportsOf(
-             worker_options_.kv_transport, runner.host_pool() != nullptr,
-             runner.device_pool() != nullptr))
+    for (const std::string& name :
+         kvtransfer::TransportsOf(worker_options_.kv_transport, runner.host_pool() != nullptr,
+                                  runner.device_pool() != nullptr))
       options.sender.hello.add_transports()->set_name(name);
     options.sender.checksums = absl::GetFlag(FLAGS_kv_checksums);
     options.sender.hello.set_incarnation(host_->incarnation);

@@ -98,7 +98,8 @@ ABSL_FLAG(
 ABSL_FLAG(std::string,
           require_transport,
           WorkerOptions{}.require_transport,
-          "cuda_ipc, shm or tcp: pair only with workers to which KV blocks travel so, whatever else would "
+          "cuda_ipc, shm or tcp: pair only with workers to which KV blocks travel so, whatever "
+          "else would "
           "work; a pairing that cannot is refused with the reason. Empty: any of --kv-transport.");
 ABSL_FLAG(std::string, log_level, WorkerOptions{}.log_level, "debug, info, warning or error.");
 ABSL_FLAG(absl::Duration,

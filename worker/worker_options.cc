@@ -49,7 +49,8 @@ absl::Status ValidateOptions(const WorkerOptions& options) {
   BATON_RETURN_IF_ERROR(
       OneOf("kv-dtype", options.kv_dtype, {"auto", "fp8", "fp8_dynamic", "bf16", "f32"}));
   BATON_RETURN_IF_ERROR(OneOf("cpu-isa", options.cpu_isa, {"auto", "avx2", "avx512", "amx"}));
-  BATON_RETURN_IF_ERROR(OneOf("kv-transport", options.kv_transport, {"auto", "cuda_ipc", "shm", "tcp"}));
+  BATON_RETURN_IF_ERROR(
+      OneOf("kv-transport", options.kv_transport, {"auto", "cuda_ipc", "shm", "tcp"}));
   BATON_RETURN_IF_ERROR(CheckRequiredTransport(options));
   BATON_RETURN_IF_ERROR(
       OneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));

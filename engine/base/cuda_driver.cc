@@ -8,7 +8,8 @@
 
 namespace baton::base {
 
-// Of programs on the emulated device (tests/simt): where its driver's functions are. Null in others.
+// Of programs on the emulated device (tests/simt): where its driver's functions are. Null in
+// others.
 [[gnu::weak]] void* EmulatedCudaDriverFunction(const char* name);
 
 namespace {
@@ -39,8 +40,7 @@ LoadedDriver LoadDriver() {
   const auto lookup = FindLookup(&loaded.status, &library);
   if (lookup == nullptr) return loaded;
   const auto find = [&](auto* function, const char* name) {
-    *function =
-        reinterpret_cast<std::remove_pointer_t<decltype(function)>>(lookup(library, name));
+    *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(lookup(library, name));
     if (*function == nullptr && loaded.status.ok())
       loaded.status = absl::UnavailableError(absl::StrCat("cuda: the driver has no ", name));
   };

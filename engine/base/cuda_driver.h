@@ -1,9 +1,9 @@
 #pragma once
 
-// The part of the CUDA driver that memory shared between processes needs. The library belongs to the
-// host it runs on, so it is loaded at run time and declared here: programs are built without its
-// headers and start where there is no GPU. Values are those of its ABI; tests/simt compares them
-// with cuda.h.
+// The part of the CUDA driver that memory shared between processes needs. The library belongs to
+// the host it runs on, so it is loaded at run time and declared here: programs are built without
+// its headers and start where there is no GPU. Values are those of its ABI; tests/simt compares
+// them with cuda.h.
 
 #include <array>
 #include <cstddef>
@@ -25,9 +25,9 @@ struct CuStream;
 inline constexpr CuResult kCuSuccess = 0;
 inline constexpr CuResult kCuNotReady = 600;
 inline constexpr int kCuHandlePosixFd = 1;
-inline constexpr int kCuPinned = 1;           // CUmemAllocationType
-inline constexpr int kCuLocationDevice = 1;   // CUmemLocationType
-inline constexpr int kCuReadWrite = 3;        // CUmemAccess_flags
+inline constexpr int kCuPinned = 1;          // CUmemAllocationType
+inline constexpr int kCuLocationDevice = 1;  // CUmemLocationType
+inline constexpr int kCuReadWrite = 3;       // CUmemAccess_flags
 inline constexpr int kCuGranularityAdvised = 1;
 inline constexpr unsigned kCuStreamNonBlocking = 1;
 inline constexpr unsigned kCuIpcLazyPeerAccess = 1;
@@ -74,11 +74,8 @@ struct CudaDriver {
                      const CuMemoryProperties* properties,
                      unsigned long long flags);
   CuResult (*release)(CuMemory memory);
-  CuResult (*reserve)(CuPointer* address,
-                      size_t bytes,
-                      size_t alignment,
-                      CuPointer wish,
-                      unsigned long long flags);
+  CuResult (*reserve)(
+      CuPointer* address, size_t bytes, size_t alignment, CuPointer wish, unsigned long long flags);
   CuResult (*unreserve)(CuPointer address, size_t bytes);
   CuResult (*map)(
       CuPointer address, size_t bytes, size_t offset, CuMemory memory, unsigned long long flags);

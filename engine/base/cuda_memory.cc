@@ -67,10 +67,10 @@ absl::StatusOr<CudaMapping> CudaMapping::Map(const CudaDevice& device,
   mapping.memory_ = memory;
   mapping.bytes_ = bytes;
   BATON_RETURN_IF_ERROR(device.Use());
-  BATON_RETURN_IF_ERROR(CudaDriverStatus(
-      driver, driver.reserve(&mapping.address_, bytes, 0, 0, 0), "reserve addresses"));
-  BATON_RETURN_IF_ERROR(CudaDriverStatus(
-      driver, driver.map(mapping.address_, bytes, 0, memory, 0), "map device memory"));
+  BATON_RETURN_IF_ERROR(CudaDriverStatus(driver, driver.reserve(&mapping.address_, bytes, 0, 0, 0),
+                                         "reserve addresses"));
+  BATON_RETURN_IF_ERROR(CudaDriverStatus(driver, driver.map(mapping.address_, bytes, 0, memory, 0),
+                                         "map device memory"));
   mapping.mapped_ = true;
   CuAccess access;
   access.location.id = device.ordinal();

@@ -191,9 +191,8 @@ class Backend {
   virtual absl::Status JoinGroup(parallel::TpGroup* group);
 
   // Memory for a KV pool, which KvCacheView::layer_base points into: on the host, or on the device,
-  // where the host cannot look. `shared`: another process can map it, by Buffer::fd or, on a device,
-  // as kvtransfer/device_memory.h does.
-  // Errors: RESOURCE_EXHAUSTED.
+  // where the host cannot look. `shared`: another process can map it, by Buffer::fd or, on a
+  // device, as kvtransfer/device_memory.h does. Errors: RESOURCE_EXHAUSTED.
   virtual absl::StatusOr<base::Buffer> NewPool(size_t bytes, bool shared);
   // Copies within a pool, after everything issued so far.
   virtual absl::Status CopyInPool(uint8_t* to, const uint8_t* from, size_t bytes);

@@ -301,7 +301,8 @@ class Runner : public ModelRunner {
   ModelRunner* kv_owner_ = nullptr;  // has pool and scales; null: this one has
   std::unique_ptr<Ranks> ranks_;
   base::Buffer pool_;
-  base::Buffer device_pool_;  // where the pool is shared and on a device; pool_ is a mirror or empty
+  base::Buffer
+      device_pool_;  // where the pool is shared and on a device; pool_ is a mirror or empty
   base::Buffer logits_;
   std::unique_ptr<StepInputs> inputs_;
   int sampled_layer_ = 0;

@@ -14,6 +14,7 @@
 
 #include "kvtransfer/device_memory.h"
 #include "kvtransfer/private_socket.h"
+#include "kvtransfer/transport.h"
 #include "tests/simt/device_memory.h"
 #include "tests/simt/fake_cudart.h"
 #include "tests/unit/kvtransfer/handoff_pair.h"
@@ -85,11 +86,14 @@ TEST_F(CudaIpcTest, HostMemoryIsRefused) {
   ListenOptions options;
   options.pool = &pool;
   EXPECT_THAT(Refusal(ListenOn("cuda_ipc", options).status()), HasSubstr("on a device"));
-  EXPECT_THAT(Refusal(ConnectTo([] {
-                        worker::v1::TransportEndpoint endpoint;
-                        endpoint.set_name("cuda_ipc");
-                        return endpoint;
-                      }(), {}).status()),
+  EXPECT_THAT(Refusal(ConnectTo(
+                          [] {
+                            worker::v1::TransportEndpoint endpoint;
+                            endpoint.set_name("cuda_ipc");
+                            return endpoint;
+                          }(),
+                          {})
+                          .status()),
               HasSubstr("on a device"));
 }
 
@@ -190,7 +194,9 @@ class SilentPeer {
     Send(Encode(OpenFrame{handoff.reservation_id(), handoff.epoch()}));
     return *ParseGrant(*ReceiveFrame(socket_.get(), kPatience, nullptr));
   }
-  void Send(const std::string& bytes) { EXPECT_TRUE(SendAll(socket_.get(), bytes, kPatience).ok()); }
+  void Send(const std::string& bytes) {
+    EXPECT_TRUE(SendAll(socket_.get(), bytes, kPatience).ok());
+  }
   void HangUp() { socket_.Reset(); }
   bool closed() const { return link_.closed(); }
 

@@ -124,10 +124,9 @@ bool DeviceMemory::SetAccess(void* address, size_t bytes) {
 }
 
 bool DeviceMemory::Unmap(void* address, size_t bytes) {
-  const auto found =
-      std::find_if(allocations_.begin(), allocations_.end(), [&](const Allocation& a) {
-        return a.is_mapping && a.address == address && a.size == bytes;
-      });
+  const auto found = std::find_if(
+      allocations_.begin(), allocations_.end(),
+      [&](const Allocation& a) { return a.is_mapping && a.address == address && a.size == bytes; });
   if (found == allocations_.end()) return false;
   allocations_.erase(found);
   return mmap(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) !=
@@ -136,9 +135,8 @@ bool DeviceMemory::Unmap(void* address, size_t bytes) {
 
 int DeviceMemory::ShareAllocation(const void* address, size_t* offset) {
   const auto found =
-      std::find_if(allocations_.begin(), allocations_.end(), [&](const Allocation& a) {
-        return !a.is_mapping && a.address == address;
-      });
+      std::find_if(allocations_.begin(), allocations_.end(),
+                   [&](const Allocation& a) { return !a.is_mapping && a.address == address; });
   if (found == allocations_.end()) return -1;
   *offset = static_cast<size_t>(found->address - found->mapping);
   if (found->fd >= 0) return found->fd;

@@ -20,8 +20,8 @@ class DeviceMemory {
   // False when `address` is not the start of an allocation.
   bool Free(void* address);
 
-  // Memory that other processes can map: a memfd, full of 0xFF when fresh. -1: none left. `bytes` is
-  // a multiple of a page.
+  // Memory that other processes can map: a memfd, full of 0xFF when fresh. -1: none left. `bytes`
+  // is a multiple of a page.
   int CreateShared(size_t bytes);
   // The size of what CreateShared or ShareAllocation gave, here or in another process; 0 for any
   // other descriptor.

@@ -28,7 +28,8 @@ static_assert(sizeof(base::CuUuid) == sizeof(CUuuid));
 static_assert(sizeof(base::CuIpcHandle) == sizeof(CUipcMemHandle));
 static_assert(sizeof(base::CuPointer) == sizeof(CUdeviceptr));
 static_assert(sizeof(base::CuMemory) == sizeof(CUmemGenericAllocationHandle));
-static_assert(offsetof(base::CuMemoryProperties, location) == offsetof(CUmemAllocationProp, location));
+static_assert(offsetof(base::CuMemoryProperties, location) ==
+              offsetof(CUmemAllocationProp, location));
 static_assert(base::kCuSuccess == CUDA_SUCCESS && base::kCuNotReady == CUDA_ERROR_NOT_READY);
 static_assert(base::kCuHandlePosixFd == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 static_assert(base::kCuPinned == CU_MEM_ALLOCATION_TYPE_PINNED);
@@ -47,8 +48,8 @@ constexpr size_t kGranule = size_t{2} << 20;
 struct Physical {
   int fd = -1;
   size_t bytes = 0;
-  int references = 1;     // handles, and mappings
-  bool is_ours = false;   // created here, so counted here
+  int references = 1;    // handles, and mappings
+  bool is_ours = false;  // created here, so counted here
 };
 
 // In a legacy handle.
@@ -60,9 +61,9 @@ struct LegacyName {
 };
 
 struct Driver {
-  std::map<CUdeviceptr, Physical*> mappings;     // by their start
+  std::map<CUdeviceptr, Physical*> mappings;  // by their start
   std::map<CUdeviceptr, size_t> reservations;
-  std::map<CUdeviceptr, CUdeviceptr> opened;     // legacy: address given out -> start of the mapping
+  std::map<CUdeviceptr, CUdeviceptr> opened;  // legacy: address given out -> start of the mapping
 };
 
 Driver& TheDriver() {
@@ -140,9 +141,8 @@ CUresult DeviceUuid(CUuuid* uuid, CUdevice device) {
 
 CUresult DeviceAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
   if (!IsDevice(device)) return CUDA_ERROR_INVALID_DEVICE;
-  const bool memory =
-      attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
-      attribute == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+  const bool memory = attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
+                      attribute == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
   if (!memory) return CUDA_ERROR_INVALID_VALUE;
   *value = GetRuntimeConfig().vmm;
   return CUDA_SUCCESS;
@@ -196,8 +196,7 @@ CUresult Release(CUmemGenericAllocationHandle handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult Reserve(
-    CUdeviceptr* pointer, size_t bytes, size_t, CUdeviceptr, unsigned long long) {
+CUresult Reserve(CUdeviceptr* pointer, size_t bytes, size_t, CUdeviceptr, unsigned long long) {
   if (bytes == 0 || bytes % kGranule != 0) return CUDA_ERROR_INVALID_VALUE;
   DriverLock l;
   void* address = DeviceMemory::Get().Reserve(bytes);
@@ -372,8 +371,7 @@ CUresult StreamSynchronize(CUstream stream) { return Of(cudaStreamSynchronize(st
 
 CUresult Copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   if (!HasThreadContext()) return CUDA_ERROR_INVALID_CONTEXT;
-  return Of(
-      cudaMemcpyAsync(Address(to), Address(from), bytes, cudaMemcpyDeviceToDevice, stream));
+  return Of(cudaMemcpyAsync(Address(to), Address(from), bytes, cudaMemcpyDeviceToDevice, stream));
 }
 CUresult CopyToHost(void* to, CUdeviceptr from, size_t bytes) {
   if (!HasThreadContext()) return CUDA_ERROR_INVALID_CONTEXT;

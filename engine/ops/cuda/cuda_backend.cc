@@ -149,8 +149,8 @@ class CudaBackend : public Backend {
     if (shared) {
       absl::StatusOr<base::Buffer> memory = base::AllocateExportable(kDevice, bytes);
       if (memory.ok() || absl::IsResourceExhausted(memory.status())) return memory;
-      BATON_LOG(Info, "KV pool by cudaMalloc, shared by legacy handles: ",
-                memory.status().message());
+      BATON_LOG(Info,
+                "KV pool by cudaMalloc, shared by legacy handles: ", memory.status().message());
     }
     BATON_ASSIGN_OR_RETURN(DeviceBuffer memory, DeviceBuffer::Allocate(bytes));
     auto* owner = new DeviceBuffer(std::move(memory));

@@ -36,9 +36,10 @@ class BadPeerTest : public ::testing::TestWithParam<std::string> {
   DecodeSide decode_;
   RawPeer peer_;
 };
-INSTANTIATE_TEST_SUITE_P(All, BadPeerTest, ::testing::ValuesIn(TransportsUnderTest()), [](const auto& info) {
-  return info.param;
-});
+INSTANTIATE_TEST_SUITE_P(All,
+                         BadPeerTest,
+                         ::testing::ValuesIn(TransportsUnderTest()),
+                         [](const auto& info) { return info.param; });
 
 TEST_P(BadPeerTest, MissingUnitNeverLands) {
   const auto handoff = decode_.Reserve(64, 0, {5});

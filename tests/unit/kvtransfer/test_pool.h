@@ -45,10 +45,10 @@ class TestPool {
  public:
   TestPool(const std::string& transport, size_t bytes)
       : on_device_(IsBetweenDevices(NameOf(transport))) {
-    absl::StatusOr<base::Buffer> memory =
-        transport == kLegacyIpc ? base::AllocateOnDevice(0, bytes)
-        : on_device_            ? base::AllocateExportable(0, bytes)
-                                : base::Buffer::AllocateShared("test-pool", bytes);
+    absl::StatusOr<base::Buffer> memory = transport == kLegacyIpc ? base::AllocateOnDevice(0, bytes)
+                                          : on_device_
+                                              ? base::AllocateExportable(0, bytes)
+                                              : base::Buffer::AllocateShared("test-pool", bytes);
     EXPECT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
   }
@@ -58,9 +58,7 @@ class TestPool {
   base::Buffer* device() { return on_device_ ? &memory_ : nullptr; }
   size_t size() const { return memory_.size(); }
 
-  void Fill(uint8_t value, size_t bytes) {
-    Write(std::vector<uint8_t>(bytes, value));
-  }
+  void Fill(uint8_t value, size_t bytes) { Write(std::vector<uint8_t>(bytes, value)); }
   void Fill(uint8_t value) { Fill(value, size()); }
   void Write(absl::Span<const uint8_t> bytes) {
     if (!on_device_) {

@@ -204,8 +204,9 @@ class Runner : public ModelRunner {
     const size_t pool_bytes = layout_.pool_bytes();
     if (options.shared_kv && !backend().pools_on_host()) {
       BATON_ASSIGN_OR_RETURN(device_pool_, backend().NewPool(pool_bytes, true));
-      if (options.kv_mirror)
+      if (options.kv_mirror) {
         BATON_ASSIGN_OR_RETURN(pool_, base::Buffer::AllocateShared("baton-kv", pool_bytes));
+      }
     } else {
       BATON_ASSIGN_OR_RETURN(pool_, backend().NewPool(pool_bytes, options.shared_kv));
     }

@@ -11,7 +11,7 @@ TARGETS ?=
 SEED_BASE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help deps tools models cuda-toolkit cuda-archs device build demo check unit parity sim e2e tidy deploy lint test test-all asan tsan fuzz bench bench-anchor clean
+.PHONY: help deps tools models cuda-toolkit cuda-archs device device-bundle build demo check unit parity sim e2e tidy deploy lint test test-all asan tsan fuzz bench bench-anchor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -71,9 +71,13 @@ cuda-archs: cuda-toolkit  ## compile the CUDA kernels for sm_80, sm_89 and sm_10
 	@rm -f build-cuda.configure.log
 	@ninja -C build-cuda -j$(JOBS) baton_cuda_kernels
 
-device: build  ## on a machine with a GPU: wrappers, kernels and backend on the device
-	@ninja -C $(BUILD) -j$(JOBS) device_tests
-	@tests/device_check.sh $(BUILD)
+device-bundle: build  ## one file for a GPU host: build/baton-device.tar.gz
+	@ninja -C $(BUILD) -j$(JOBS) device_tests device_bench
+	@scripts/make_device_bundle.sh $(BUILD)
+
+device: device-bundle  ## on a machine with a GPU: ceilings, probes, parity, hand-over, models on the device
+	@rm -rf $(BUILD)/device && mkdir -p $(BUILD)/device && tar -C $(BUILD)/device -xzf $(BUILD)/baton-device.tar.gz
+	@$(BUILD)/device/baton-device/tests/device_check.sh --out $(BUILD)/device_report.json
 
 lint: build tools  ## format, scripts, protos, and clang's check of who holds which mutex
 	@scripts/lint.sh $(BUILD)

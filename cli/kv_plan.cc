@@ -19,7 +19,7 @@ namespace baton::cli {
 namespace {
 
 // Defaults of the workers; tests hold them against `baton-decode --help`.
-constexpr int64_t kDefaultCacheBytes = int64_t{1} << 30;
+constexpr int64_t kDefaultCacheBytes = int64_t{1} << 30;  // on the CPU
 constexpr int64_t kDefaultChunkTokens = 512;
 // Above this share of the memory there is too little left for buffers, and the kernel may kill.
 constexpr double kMemoryWarning = 0.95;
@@ -51,6 +51,7 @@ absl::StatusOr<int64_t> NumberOr(const WorkerSettings& settings,
 double BytesPerWeight(const std::string& dtype) {
   if (dtype == "f32") return 4;
   if (dtype == "int8") return 1 + 4.0 / 32;
+  if (dtype == "fp8") return 1 + 4.0 / (128 * 128);  // on a device; the CPU has it as bf16
   if (dtype == "q4") return 0.5 + 4.0 / 32;
   return 2;
 }
@@ -133,8 +134,8 @@ absl::StatusOr<KvPlan> PlanWorker(const model::ModelConfig& config,
     return absl::InvalidArgumentError(absl::StrCat("--max-model-len=", length, ": too long"));
   BATON_ASSIGN_OR_RETURN(plan.max_model_len,
                          model::ResolveMaxModelLen(config, static_cast<int>(length)));
-  BATON_ASSIGN_OR_RETURN(const int64_t cache_bytes,
-                         NumberOr(settings, "kv_cache_bytes", kDefaultCacheBytes, 1));
+  BATON_ASSIGN_OR_RETURN(const int64_t given_bytes, NumberOr(settings, "kv_cache_bytes", 0, 0));
+  const int64_t cache_bytes = given_bytes > 0 ? given_bytes : kDefaultCacheBytes;
   BATON_ASSIGN_OR_RETURN(const int64_t num_blocks, NumberOr(settings, "num_blocks", 0, 0));
   BATON_ASSIGN_OR_RETURN(const int64_t tp, NumberOr(settings, "tp", 1, 1));
   plan.tp = static_cast<int>(std::min<int64_t>(tp, std::numeric_limits<int>::max()));

@@ -5,7 +5,7 @@
 ABSL_FLAG(std::string, model, "", "Hugging Face directory or GGUF file.");
 #define BATON_WORKER_FLAG(name, help) \
   ABSL_FLAG(absl::optional<std::string>, name, absl::nullopt, help)
-BATON_WORKER_FLAG(weight_dtype, "auto, f32, bf16, int8 or q4: what weights compute in.");
+BATON_WORKER_FLAG(weight_dtype, "auto, f32, bf16, int8, q4 or fp8: what weights compute in.");
 BATON_WORKER_FLAG(kv_dtype, "auto, fp8, fp8_dynamic, bf16 or f32: format of the KV cache.");
 BATON_WORKER_FLAG(kv_cache_bytes, "Size of each worker's KV pool.");
 BATON_WORKER_FLAG(num_blocks, "Blocks of each worker's KV pool, instead of bytes.");

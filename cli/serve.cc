@@ -65,6 +65,8 @@ ABSL_FLAG(absl::Duration,
 #define BATON_PASSED_ON(name, help) \
   ABSL_FLAG(absl::optional<std::string>, name, absl::nullopt, help)
 BATON_PASSED_ON(device, "auto, cpu, cuda or ref: where workers compute.");
+BATON_PASSED_ON(gpu_memory_utilization,
+                "Share of a GPU's memory in use once a worker has started.");
 BATON_PASSED_ON(verify_weights, "true: workers compare every byte of the weights.");
 BATON_PASSED_ON(chunk_tokens, "Most prompt tokens in one step.");
 BATON_PASSED_ON(max_batch, "Most sequences decoded in one step.");
@@ -84,6 +86,7 @@ using OptionalFlag = std::pair<const char*, const absl::Flag<absl::optional<std:
 const std::vector<OptionalFlag>& WorkerFlags() {
   static const auto* const flags =
       new std::vector<OptionalFlag>{{"device", &FLAGS_device},
+                                    {"gpu-memory-utilization", &FLAGS_gpu_memory_utilization},
                                     {"verify-weights", &FLAGS_verify_weights},
                                     {"weight-dtype", &FLAGS_weight_dtype},
                                     {"tp", &FLAGS_tp},

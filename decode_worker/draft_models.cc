@@ -18,6 +18,7 @@ int Bits(ops::WeightDtype dtype) {
     case ops::WeightDtype::kBf16:
       return 16;
     case ops::WeightDtype::kInt8:
+    case ops::WeightDtype::kFp8:
       return 8;
     case ops::WeightDtype::kQ4:
       return 4;
@@ -67,7 +68,7 @@ absl::StatusOr<std::unique_ptr<ModelDrafter>> LoadLowBitCopy(const DraftModelOpt
   }
   runtime::ModelRunnerOptions runner_options;
   runner_options.model_path = options.model;
-  runner_options.backend = options.device == "auto" ? "cpu" : options.device;
+  runner_options.backend = worker::BackendOf(options);
   runner_options.weight_dtype = weight_dtype;
   runner_options.max_model_len = options.max_model_len;
   runner_options.max_step_tokens = draft.max_batch;

@@ -18,8 +18,8 @@ namespace {
 
 constexpr int kIncarnationBytes = 16;
 
-std::string ActivationName(ops::WeightDtype dtype) {
-  switch (dtype) {
+std::string ActivationName(const runtime::ModelRunner& runner) {
+  switch (runner.weight_dtype()) {
     case ops::WeightDtype::kF32:
       return "f32";
     case ops::WeightDtype::kInt8:
@@ -27,6 +27,8 @@ std::string ActivationName(ops::WeightDtype dtype) {
     case ops::WeightDtype::kBf16:
     case ops::WeightDtype::kQ4:
       return "bf16";
+    case ops::WeightDtype::kFp8:
+      return runner.sum_order_version() == ops::kSumOrderVersion ? "bf16" : "fp8";
   }
   return "";
 }
@@ -62,8 +64,8 @@ v1::LayoutFingerprint FingerprintOf(const runtime::ModelRunner& runner,
   fingerprint.set_model(runner.checkpoint().fingerprint());
   fingerprint.set_tokenizer(tokenizer.fingerprint());
   fingerprint.set_weight_dtype(std::string(ops::WeightDtypeName(runner.weight_dtype())));
-  fingerprint.set_activation_dtype(ActivationName(runner.weight_dtype()));
-  fingerprint.set_sum_order_version(ops::kSumOrderVersion);
+  fingerprint.set_activation_dtype(ActivationName(runner));
+  fingerprint.set_sum_order_version(runner.sum_order_version());
   fingerprint.set_kv_dtype(std::string(kv::KvFormatName(layout.format)));
   fingerprint.set_kv_scales(runner.kv_scales_fingerprint());
   fingerprint.set_block_tokens(kv::kBlockTokens);
@@ -89,7 +91,7 @@ absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
   runtime::ModelRunnerOptions runner_options;
   runner_options.model_path = options.model;
   runner_options.verify_weights = options.verify_weights;
-  runner_options.backend = options.device == "auto" ? "cpu" : options.device;
+  runner_options.backend = BackendOf(options);
   runner_options.weight_dtype = options.weight_dtype;
   runner_options.kv_dtype = options.kv_dtype;
   runner_options.tp = options.tp;
@@ -98,11 +100,14 @@ absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
   runner_options.max_logit_rows = max_logit_rows;
   runner_options.num_blocks = options.num_blocks;
   runner_options.kv_cache_bytes = options.kv_cache_bytes;
+  runner_options.memory_utilization = options.gpu_memory_utilization;
   runner_options.shared_kv = true;
   runner_options.kv_mirror = MayUseHostTransports(options);
   runner_options.backend_options.num_threads = options.threads;
   runner_options.backend_options.isa = options.cpu_isa;
   runner_options.backend_options.enforce_eager = options.enforce_eager;
+  if (runner_options.backend == "cuda")
+    runner_options.backend_options.gemm_cache = GemmCachePath(options);
   EngineHost host;
   BATON_ASSIGN_OR_RETURN(host.runner, runtime::ModelRunner::Create(runner_options));
   if (!MayUseHostTransports(options) && host.runner->device_pool() == nullptr) {
@@ -131,7 +136,7 @@ absl::StatusOr<std::unique_ptr<runtime::ModelRunner>> LoadDraftRunner(
     const EngineHost& target) {
   runtime::ModelRunnerOptions runner_options;
   runner_options.model_path = path;
-  runner_options.backend = options.device == "auto" ? "cpu" : options.device;
+  runner_options.backend = BackendOf(options);
   runner_options.kv_dtype = options.kv_dtype;
   runner_options.max_step_tokens = draft.step_tokens;
   runner_options.max_logit_rows = draft.max_logit_rows;
@@ -141,6 +146,8 @@ absl::StatusOr<std::unique_ptr<runtime::ModelRunner>> LoadDraftRunner(
   runner_options.backend_options.num_threads = options.threads;
   runner_options.backend_options.isa = options.cpu_isa;
   runner_options.backend_options.enforce_eager = options.enforce_eager;
+  if (runner_options.backend == "cuda")
+    runner_options.backend_options.gemm_cache = GemmCachePath(options);
   BATON_ASSIGN_OR_RETURN(std::unique_ptr<runtime::ModelRunner> runner,
                          runtime::ModelRunner::Create(runner_options));
   if (runner->config().vocab != target.runner->config().vocab) {

@@ -48,11 +48,16 @@ ABSL_FLAG(absl::Duration,
           drain_timeout,
           WorkerOptions{}.drain_timeout,
           "After SIGTERM, how long running requests may go on.");
-ABSL_FLAG(std::string, device, WorkerOptions{}.device, "Backend: auto, cpu, ref or cuda.");
+ABSL_FLAG(
+    std::string,
+    device,
+    WorkerOptions{}.device,
+    "Backend: auto, cpu, ref or cuda. auto: cuda where a device can be used, else cpu; the log "
+    "says which and why.");
 ABSL_FLAG(std::string,
           weight_dtype,
           WorkerOptions{}.weight_dtype,
-          "What weights compute in: auto, f32, bf16, int8 or q4.");
+          "What weights compute in: auto, f32, bf16, int8, q4 or fp8.");
 ABSL_FLAG(std::string,
           kv_dtype,
           WorkerOptions{}.kv_dtype,
@@ -61,7 +66,23 @@ ABSL_FLAG(int32_t,
           num_blocks,
           WorkerOptions{}.num_blocks,
           "Blocks of 64 tokens in the KV cache; 0: what --kv-cache-bytes holds.");
-ABSL_FLAG(int64_t, kv_cache_bytes, WorkerOptions{}.kv_cache_bytes, "Memory of the KV cache.");
+ABSL_FLAG(int64_t,
+          kv_cache_bytes,
+          WorkerOptions{}.kv_cache_bytes,
+          "Memory of the KV cache; 0: 1 GiB on the CPU, on a GPU what --gpu-memory-utilization "
+          "leaves.");
+ABSL_FLAG(
+    double,
+    gpu_memory_utilization,
+    WorkerOptions{}.gpu_memory_utilization,
+    "Share of the GPU's memory that may be in use once this worker has started, by others too: "
+    "with two workers on one GPU, the second one's is the larger.");
+ABSL_FLAG(
+    std::string,
+    gemm_cache,
+    WorkerOptions{}.gemm_cache,
+    "File in which the fastest algorithms of a GPU's matrix products are kept over starts; auto: "
+    "baton/gemm in the user's cache folder; none: they are looked for at every start.");
 ABSL_FLAG(int32_t,
           max_model_len,
           WorkerOptions{}.max_model_len,
@@ -141,6 +162,8 @@ WorkerOptions WorkerOptionsFromFlags() {
   options.kv_dtype = absl::GetFlag(FLAGS_kv_dtype);
   options.num_blocks = absl::GetFlag(FLAGS_num_blocks);
   options.kv_cache_bytes = absl::GetFlag(FLAGS_kv_cache_bytes);
+  options.gpu_memory_utilization = absl::GetFlag(FLAGS_gpu_memory_utilization);
+  options.gemm_cache = absl::GetFlag(FLAGS_gemm_cache);
   options.max_model_len = absl::GetFlag(FLAGS_max_model_len);
   options.chunk_tokens = absl::GetFlag(FLAGS_chunk_tokens);
   options.max_calls = absl::GetFlag(FLAGS_max_calls);

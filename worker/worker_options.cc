@@ -1,6 +1,9 @@
 #include "worker/worker_options.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -45,7 +48,7 @@ absl::Status ValidateOptions(const WorkerOptions& options) {
   }
   BATON_RETURN_IF_ERROR(OneOf("device", options.device, {"auto", "cpu", "ref", "cuda"}));
   BATON_RETURN_IF_ERROR(
-      OneOf("weight-dtype", options.weight_dtype, {"auto", "f32", "bf16", "int8", "q4"}));
+      OneOf("weight-dtype", options.weight_dtype, {"auto", "f32", "bf16", "int8", "q4", "fp8"}));
   BATON_RETURN_IF_ERROR(
       OneOf("kv-dtype", options.kv_dtype, {"auto", "fp8", "fp8_dynamic", "bf16", "f32"}));
   BATON_RETURN_IF_ERROR(OneOf("cpu-isa", options.cpu_isa, {"auto", "avx2", "avx512", "amx"}));
@@ -56,7 +59,12 @@ absl::Status ValidateOptions(const WorkerOptions& options) {
       OneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
   BATON_RETURN_IF_ERROR(OneOf("metrics-compat", options.metrics_compat, {"none", "vllm"}));
   BATON_RETURN_IF_ERROR(AtLeast("num-blocks", options.num_blocks, 0));
-  BATON_RETURN_IF_ERROR(AtLeast("kv-cache-bytes", options.kv_cache_bytes, 1));
+  BATON_RETURN_IF_ERROR(AtLeast("kv-cache-bytes", options.kv_cache_bytes, 0));
+  if (!(options.gpu_memory_utilization > 0 && options.gpu_memory_utilization <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--gpu-memory-utilization=", options.gpu_memory_utilization,
+                     ": must be above 0 and at most 1"));
+  }
   BATON_RETURN_IF_ERROR(AtLeast("max-model-len", options.max_model_len, 0));
   BATON_RETURN_IF_ERROR(AtLeast("chunk-tokens", options.chunk_tokens, kv::kBlockTokens));
   BATON_RETURN_IF_ERROR(AtLeast("max-calls", options.max_calls, 1));
@@ -73,6 +81,39 @@ absl::Status ValidateOptions(const WorkerOptions& options) {
 
 bool MayUseHostTransports(const WorkerOptions& options) {
   return options.kv_transport != "cuda_ipc" && options.require_transport != "cuda_ipc";
+}
+
+std::string BackendOf(const WorkerOptions& options, std::string* why) {
+  std::string ignored;
+  if (why == nullptr) why = &ignored;
+  *why = "asked for";
+  if (options.device != "auto") return options.device;
+  const ops::BackendChoice& choice = ops::AutoBackend();
+  *why = choice.reason;
+  if (choice.name == "cuda" && (options.weight_dtype == "int8" || options.weight_dtype == "q4")) {
+    *why = absl::StrCat("--weight-dtype=", options.weight_dtype, " is computed on the CPU only; ",
+                        choice.reason, " is left alone");
+    return "cpu";
+  }
+  return choice.name;
+}
+
+std::string GemmCachePath(const WorkerOptions& options) {
+  if (options.gemm_cache != "auto") return options.gemm_cache == "none" ? "" : options.gemm_cache;
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  const char* home = std::getenv("HOME");
+  std::filesystem::path folder;
+  if (cache != nullptr && cache[0] == '/') {
+    folder = cache;
+  } else if (home != nullptr && home[0] == '/') {
+    folder = std::filesystem::path(home) / ".cache";
+  } else {
+    return "";
+  }
+  folder /= "baton";
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  return error ? "" : (folder / "gemm").string();
 }
 
 std::string ServedModelName(const WorkerOptions& options) {

@@ -29,8 +29,10 @@ struct WorkerOptions {
   std::string device = "auto";  // auto, cpu, ref, cuda
   std::string weight_dtype = "auto";
   std::string kv_dtype = "auto";
-  int num_blocks = 0;  // 0: as many as kv_cache_bytes holds
-  int64_t kv_cache_bytes = int64_t{1} << 30;
+  int num_blocks = 0;          // 0: as many as kv_cache_bytes holds
+  int64_t kv_cache_bytes = 0;  // 0: 1 GiB on the CPU, what is free on a device
+  double gpu_memory_utilization = 0.9;
+  std::string gemm_cache = "auto";    // auto, none or a file
   int max_model_len = 0;              // 0: the model's
   int chunk_tokens = 512;             // most prompt tokens in one step
   int max_calls = 1024;               // above it calls are refused with RESOURCE_EXHAUSTED
@@ -51,6 +53,13 @@ struct WorkerOptions {
 
 // Errors: INVALID_ARGUMENT naming the flag and the accepted values.
 absl::Status ValidateOptions(const WorkerOptions& options);
+
+// The backend that `device` means: auto is CUDA where a device can be used and computes in what
+// weight_dtype says, else the CPU. `why` says what decided; it may be null.
+std::string BackendOf(const WorkerOptions& options, std::string* why = nullptr);
+
+// The file that gemm_cache means, its folder made where it is "auto"; empty: none.
+std::string GemmCachePath(const WorkerOptions& options);
 
 // served_model_name, or the last part of the model's path.
 std::string ServedModelName(const WorkerOptions& options);

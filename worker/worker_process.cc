@@ -29,7 +29,11 @@ std::string HttpAddress(const process::ServerProcess& server) {
 absl::Status Serve(const WorkerOptions& options, WorkerRole* role) {
   const absl::Time start = absl::Now();
   const auto metrics = base::Metrics::Create(role->role(), ServedModelName(options));
-  metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, options.device, "none"})
+  std::string why;
+  const std::string backend = BackendOf(options, &why);
+  BATON_LOG(Info, "device requested=", options.device, " backend=", backend,
+            LogField("reason", why));
+  metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, backend, "none"})
       .Set(1);
   StatusSource status(metrics.get(), ServedModelName(options));
   process::StatusPublisher publisher([&](v1::WorkerStatus* out) { status.Fill(out); });

@@ -3,14 +3,22 @@
 #include <bit>
 #include <cstring>
 
+#include "engine/base/fp8.h"
+
 namespace baton::base {
 namespace {
 
+constexpr uint32_t kNotInGguf = 0xffffffff;
 constexpr WeightFormatInfo kFormats[] = {
-    {WeightFormat::kF32, "f32", 0, 1, 4},        {WeightFormat::kF16, "f16", 1, 1, 2},
-    {WeightFormat::kBf16, "bf16", 30, 1, 2},     {WeightFormat::kQ8_0, "q8_0", 8, 32, 34},
-    {WeightFormat::kQ4_0, "q4_0", 2, 32, 18},    {WeightFormat::kQ4_1, "q4_1", 3, 32, 20},
-    {WeightFormat::kQ4_K, "q4_k", 12, 256, 144}, {WeightFormat::kQ6_K, "q6_k", 14, 256, 210},
+    {WeightFormat::kF32, "f32", 0, 1, 4},
+    {WeightFormat::kF16, "f16", 1, 1, 2},
+    {WeightFormat::kBf16, "bf16", 30, 1, 2},
+    {WeightFormat::kQ8_0, "q8_0", 8, 32, 34},
+    {WeightFormat::kQ4_0, "q4_0", 2, 32, 18},
+    {WeightFormat::kQ4_1, "q4_1", 3, 32, 20},
+    {WeightFormat::kQ4_K, "q4_k", 12, 256, 144},
+    {WeightFormat::kQ6_K, "q6_k", 14, 256, 210},
+    {WeightFormat::kF8E4m3, "f8_e4m3", kNotInGguf, 1, 1},
 };
 
 uint16_t Load16(const uint8_t* bytes) {
@@ -149,7 +157,7 @@ const WeightFormatInfo& InfoOf(WeightFormat format) { return kFormats[static_cas
 
 std::optional<WeightFormat> WeightFormatFromGgml(uint32_t ggml_type) {
   for (const WeightFormatInfo& info : kFormats) {
-    if (info.ggml_type == ggml_type) return info.format;
+    if (info.ggml_type == ggml_type && ggml_type != kNotInGguf) return info.format;
   }
   return std::nullopt;
 }
@@ -168,6 +176,10 @@ void DequantizeRow(WeightFormat format, const uint8_t* row, int64_t num_values, 
   }
   if (format == WeightFormat::kF16) return DequantizeF16(row, num_values, out);
   if (format == WeightFormat::kBf16) return DequantizeBf16(row, num_values, out);
+  if (format == WeightFormat::kF8E4m3) {
+    for (int64_t i = 0; i < num_values; ++i) out[i] = FloatFromFp8(row[i]);
+    return;
+  }
   const WeightFormatInfo& info = InfoOf(format);
   const UnpackQ4Fn unpack = UnpackerOf(format);
   for (int64_t done = 0; done < num_values; done += info.block_values) {

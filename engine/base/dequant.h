@@ -1,7 +1,7 @@
 #pragma once
 
-// Element formats of stored weights, and their exact value in f32: the GGML block formats, f32, f16
-// and bf16.
+// Element formats of stored weights, and their exact value in f32: the GGML block formats, f32,
+// f16, bf16, and e4m3, whose scales are a tensor of their own (GGUF has none of it).
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace baton::base {
 
-enum class WeightFormat { kF32, kF16, kBf16, kQ8_0, kQ4_0, kQ4_1, kQ4_K, kQ6_K };
+enum class WeightFormat { kF32, kF16, kBf16, kQ8_0, kQ4_0, kQ4_1, kQ4_K, kQ6_K, kF8E4m3 };
 
 struct WeightFormatInfo {
   WeightFormat format;
@@ -24,7 +24,7 @@ struct WeightFormatInfo {
 const WeightFormatInfo& InfoOf(WeightFormat format);
 inline absl::string_view NameOf(WeightFormat format) { return InfoOf(format).name; }
 std::optional<WeightFormat> WeightFormatFromGgml(uint32_t ggml_type);
-// "f32 f16 bf16 q8_0 q4_0 q4_1 q4_k q6_k", for messages.
+// Of GGUF files: "f32 f16 bf16 q8_0 q4_0 q4_1 q4_k q6_k", for messages.
 absl::string_view AcceptedWeightFormats();
 
 // Bytes of a row of `num_values`, which must be a multiple of block_values.

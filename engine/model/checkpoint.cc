@@ -2,6 +2,7 @@
 
 #include <openssl/sha.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "engine/base/gguf.h"
+#include "engine/base/hash_weights.h"
 #include "engine/base/log.h"
 #include "engine/base/safetensors.h"
 #include "engine/model/tensor_names.h"
@@ -48,13 +50,13 @@ const Checkpoint::Tensor& Checkpoint::At(TensorRole role, int layer) const {
 
 Shape Checkpoint::shape(TensorRole role, int layer) const {
   const Tensor& tensor = At(role, layer);
-  BATON_CHECK(tensor.data != nullptr, "role=", NameOf(role));
+  BATON_CHECK(tensor.is_there(), "role=", NameOf(role));
   return {tensor.rows, tensor.cols};
 }
 
 base::WeightFormat Checkpoint::format(TensorRole role, int layer) const {
   const Tensor& tensor = At(role, layer);
-  BATON_CHECK(tensor.data != nullptr, "role=", NameOf(role));
+  BATON_CHECK(tensor.is_there(), "role=", NameOf(role));
   return tensor.format;
 }
 
@@ -74,12 +76,42 @@ const uint8_t* Checkpoint::RowData(const Tensor& tensor, int64_t row) const {
 
 void Checkpoint::ReadRow(TensorRole role, int layer, int64_t row, float* out) const {
   const Tensor& tensor = At(role, layer);
+  if (tensor.made) {
+    for (int64_t i = 0; i < tensor.cols; ++i)
+      out[i] = tensor.std == 0 ? 1.0f : base::HashWeight(tensor.seed, row, i, tensor.std);
+    return;
+  }
   base::DequantizeRow(tensor.format, RowData(tensor, row), tensor.cols, out);
+  if (tensor.format != base::WeightFormat::kF8E4m3) return;
+  const float* scales = BlockScales(tensor, row);
+  for (int64_t i = 0; i < tensor.cols; ++i) out[i] *= scales[i / kFp8Block];
+}
+
+const float* Checkpoint::BlockScales(const Tensor& tensor, int64_t row) const {
+  const int64_t across = (tensor.cols + kFp8Block - 1) / kFp8Block;
+  return tensor.block_scales.data() + row / kFp8Block * across;
+}
+
+bool Checkpoint::MadeUp(TensorRole role, int layer, uint64_t* seed, float* std) const {
+  const Tensor& tensor = At(role, layer);
+  *seed = tensor.seed;
+  *std = tensor.std;
+  return tensor.made;
+}
+
+bool Checkpoint::ReadRowFp8(
+    TensorRole role, int layer, int64_t row, uint8_t* codes, float* scales) const {
+  const Tensor& tensor = At(role, layer);
+  if (tensor.format != base::WeightFormat::kF8E4m3) return false;
+  std::copy_n(RowData(tensor, row), tensor.cols, codes);
+  std::copy_n(BlockScales(tensor, row), (tensor.cols + kFp8Block - 1) / kFp8Block, scales);
+  return true;
 }
 
 bool Checkpoint::ReadRowQ4(
     TensorRole role, int layer, int64_t row, uint8_t* codes, float* scales, float* minimums) const {
   const Tensor& tensor = At(role, layer);
+  if (tensor.made) return false;
   return base::UnpackRowQ4(tensor.format, RowData(tensor, row), tensor.cols, codes, scales,
                            minimums);
 }
@@ -114,11 +146,14 @@ base::WeightFormat Checkpoint::main_format() const {
 void Checkpoint::ComputeFingerprint(bool hash_all_data) {
   std::string text = absl::StrCat("baton model 1\n", Describe(config_), "\n");
   const auto add = [&text, hash_all_data](absl::string_view role, int layer, const Tensor& tensor) {
-    if (tensor.data == nullptr) return;
+    if (!tensor.is_there()) return;
     absl::StrAppend(&text, role, " ", layer, " ", base::NameOf(tensor.format), " ", tensor.rows,
                     " ", tensor.cols, " ", tensor.interleaved_head_dim, "\n");
+    for (const float scale : tensor.block_scales) absl::StrAppend(&text, scale, " ");
     const size_t bytes = tensor.rows * tensor.row_bytes;
-    if (hash_all_data) {
+    if (tensor.made) {
+      absl::StrAppend(&text, "made up\n");
+    } else if (hash_all_data) {
       absl::StrAppend(&text, Sha256({reinterpret_cast<const char*>(tensor.data), bytes}), "\n");
     } else {
       AppendSamples(tensor.data, bytes, &text);

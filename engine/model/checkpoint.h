@@ -46,6 +46,9 @@ enum class TensorRole {
 };
 inline constexpr int kNumTensorRoles = static_cast<int>(TensorRole::kHead) + 1;
 
+// Side of the square blocks of an FP8 matrix that share a scale.
+inline constexpr int64_t kFp8Block = 128;
+
 // A vector is one row.
 struct Shape {
   int64_t rows = 0;
@@ -70,13 +73,16 @@ class Checkpoint {
   // `hash_all_data`: the fingerprint covers every byte of the weights, which reads them all.
   static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& path,
                                                           bool hash_all_data = false);
+  // Made-up weights of the shape that `path`/config.json says (engine/base/hash_weights.h): for
+  // measurements without a checkpoint. Errors: those of the config.
+  static absl::StatusOr<std::unique_ptr<Checkpoint>> OpenDummy(const std::string& path);
   ~Checkpoint();
 
   const ModelConfig& config() const { return config_; }
   const std::string& path() const { return path_; }
 
   // The three below are for a role that is there; any other is a bug of the caller.
-  bool Has(TensorRole role, int layer) const { return At(role, layer).data != nullptr; }
+  bool Has(TensorRole role, int layer) const { return At(role, layer).is_there(); }
   Shape shape(TensorRole role, int layer) const;
   base::WeightFormat format(TensorRole role, int layer) const;
   std::string source_dtype(TensorRole role,
@@ -93,6 +99,13 @@ class Checkpoint {
                  uint8_t* codes,
                  float* scales,
                  float* minimums) const;
+
+  // Of made-up weights: seed and standard deviation. False for others.
+  bool MadeUp(TensorRole role, int layer, uint64_t* seed, float* std) const;
+  // For e4m3 sources: codes [cols], and one scale per kFp8Block columns, that of the square block
+  // of kFp8Block rows and columns; the value is scale * code, exactly as ReadRow gives it. False,
+  // and nothing written, for other sources.
+  bool ReadRowFp8(TensorRole role, int layer, int64_t row, uint8_t* codes, float* scales) const;
 
   // Empty when the checkpoint brings none; it brings them for all layers or for none.
   std::optional<KvScales> kv_scales(int layer) const;
@@ -119,12 +132,20 @@ class Checkpoint {
     size_t row_bytes = 0;
     int interleaved_head_dim =
         0;  // rows (2j, 2j+1) of a head are rows (j, j + D/2) of the result; 0: as stored
+    // Made up: of HashWeight. Norms have std 0 and are ones.
+    bool made = false;
+    uint64_t seed = 0;
+    float std = 0;
+    bool is_there() const { return data != nullptr || made; }
+    std::vector<float> block_scales;  // kF8E4m3: [rows / kFp8Block][cols / kFp8Block], rounded up
   };
   using LayerTensors = std::array<Tensor, kNumTensorRoles>;
 
   Checkpoint();
   const Tensor& At(TensorRole role, int layer) const;
   const uint8_t* RowData(const Tensor& tensor, int64_t row) const;
+  // kF8E4m3: the scales of the row's blocks.
+  const float* BlockScales(const Tensor& tensor, int64_t row) const;
   void ComputeFingerprint(bool hash_all_data);
 
   std::string path_;

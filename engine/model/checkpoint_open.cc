@@ -49,6 +49,7 @@ std::optional<WeightFormat> FormatOfDtype(absl::string_view dtype) {
   if (dtype == "F32") return WeightFormat::kF32;
   if (dtype == "F16") return WeightFormat::kF16;
   if (dtype == "BF16") return WeightFormat::kBf16;
+  if (dtype == "F8_E4M3") return WeightFormat::kF8E4m3;
   return std::nullopt;
 }
 
@@ -71,6 +72,26 @@ class CheckpointBuilder {
     BATON_ASSIGN_OR_RETURN(checkpoint_->config_, LoadHfConfig(checkpoint_->path_));
     BATON_ASSIGN_OR_RETURN(checkpoint_->safetensors_, SafetensorsModel::Open(checkpoint_->path_));
     return Build();
+  }
+
+  absl::StatusOr<std::unique_ptr<Checkpoint>> MadeUp() {
+    BATON_ASSIGN_OR_RETURN(checkpoint_->config_, LoadHfConfig(checkpoint_->path_));
+    checkpoint_->layers_.resize(checkpoint_->config_.num_layers);
+    for (const ExpectedTensor& expected : ExpectedTensors(checkpoint_->config_)) {
+      Checkpoint::Tensor& tensor = TensorOf(expected);
+      tensor.made = true;
+      tensor.format = WeightFormat::kBf16;
+      tensor.rows = expected.shape.rows;
+      tensor.cols = expected.shape.cols;
+      tensor.row_bytes = base::RowBytes(tensor.format, tensor.cols);
+      if (expected.is_vector) continue;
+      // As layers are initialised: what goes in and what comes out are of one size.
+      tensor.std = static_cast<float>(1.0 / std::sqrt(static_cast<double>(tensor.cols)));
+      tensor.seed = (static_cast<uint64_t>(expected.role) + 1) * 0x9e3779b97f4a7c15ull +
+                    static_cast<uint64_t>(expected.layer + 1) * 0xd1b54a32d192ed03ull;
+    }
+    checkpoint_->ComputeFingerprint(false);
+    return std::move(checkpoint_);
   }
 
   absl::StatusOr<std::unique_ptr<Checkpoint>> FromGguf() {
@@ -115,9 +136,15 @@ class CheckpointBuilder {
     if (!format) {
       return TensorError(
           "unsupported dtype", entry->file->path(), name,
-          absl::StrCat(entry->tensor.dtype, " is not supported, accepted: F32 F16 BF16"));
+          absl::StrCat(entry->tensor.dtype, " is not supported, accepted: F32 F16 BF16 F8_E4M3"));
     }
     return Found{entry->tensor.data.data(), *format, entry->tensor.shape, &entry->file->path()};
+  }
+
+  Checkpoint::Tensor& TensorOf(const ExpectedTensor& expected) {
+    const int role = static_cast<int>(expected.role);
+    return expected.layer < 0 ? checkpoint_->globals_[role]
+                              : checkpoint_->layers_[expected.layer][role];
   }
 
   absl::Status Add(const ExpectedTensor& expected) {
@@ -131,16 +158,44 @@ class CheckpointBuilder {
           absl::StrCat("shape=", ShapeText(found.shape), " the config needs ", ShapeText(shape)));
     }
     used_.insert(name);
-    Checkpoint::Tensor& tensor =
-        expected.layer < 0 ? checkpoint_->globals_[static_cast<int>(expected.role)]
-                           : checkpoint_->layers_[expected.layer][static_cast<int>(expected.role)];
+    Checkpoint::Tensor& tensor = TensorOf(expected);
     tensor.data = found.data;
     tensor.format = found.format;
     tensor.rows = expected.shape.rows;
     tensor.cols = expected.shape.cols;
     tensor.row_bytes = base::RowBytes(found.format, tensor.cols);
+    if (found.format == WeightFormat::kF8E4m3) {
+      BATON_ASSIGN_OR_RETURN(tensor.block_scales, ReadBlockScales(name, *found.file, expected));
+    }
     if (IsInterleaved(expected.role)) tensor.interleaved_head_dim = checkpoint_->config_.head_dim;
     return absl::OkStatus();
+  }
+
+  // Of an e4m3 matrix: `name` with "_scale_inv" behind it, [rows / 128][cols / 128].
+  absl::StatusOr<std::vector<float>> ReadBlockScales(const std::string& name,
+                                                     const std::string& file,
+                                                     const ExpectedTensor& expected) {
+    if (expected.is_vector)
+      return TensorError("unsupported dtype", file, name, "F8_E4M3 is for matrices");
+    const std::string scale_name = absl::StrCat(name, "_scale_inv");
+    BATON_ASSIGN_OR_RETURN(const Found found, FindTensor(scale_name));
+    const std::vector<int64_t> shape = {(expected.shape.rows + kFp8Block - 1) / kFp8Block,
+                                        (expected.shape.cols + kFp8Block - 1) / kFp8Block};
+    if (found.shape != shape || found.format == WeightFormat::kF8E4m3) {
+      return TensorError("wrong shape", *found.file, scale_name,
+                         absl::StrCat("shape=", ShapeText(found.shape), " want ", ShapeText(shape),
+                                      ": one number for 128 x 128 weights"));
+    }
+    used_.insert(scale_name);
+    std::vector<float> scales(shape[0] * shape[1]);
+    base::DequantizeRow(found.format, found.data, static_cast<int64_t>(scales.size()),
+                        scales.data());
+    for (const float scale : scales) {
+      if (!std::isfinite(scale) || scale < 0)
+        return TensorError("bad weight scale", *found.file, scale_name,
+                           absl::StrCat("value=", scale));
+    }
+    return scales;
   }
 
   // llama.cpp's converter reorders the rows of q and k of this architecture for its interleaved
@@ -238,6 +293,10 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
   }
   CheckpointBuilder builder(path, hash_all_data);
   return S_ISDIR(info.st_mode) ? builder.FromDirectory() : builder.FromGguf();
+}
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::OpenDummy(const std::string& path) {
+  return CheckpointBuilder(path, false).MadeUp();
 }
 
 }  // namespace baton::model

@@ -123,6 +123,20 @@ Arch ReadArch(Fields* fields) {
   return Arch::kLlama;
 }
 
+// The layout of Qwen's own -FP8 checkpoints.
+bool IsBlockFp8(const JsonValue& quantization) {
+  const auto is = [&](absl::string_view key, absl::string_view want) {
+    const JsonValue* value = quantization.Find(key);
+    return value != nullptr && value->text() == want;
+  };
+  const JsonValue* size = quantization.Find("weight_block_size");
+  if (size == nullptr || size->items().size() != 2) return false;
+  const bool square = size->items()[0].text() == "128" && size->items()[1].text() == "128";
+  const JsonValue* format = quantization.Find("fmt");
+  return square && is("quant_method", "fp8") && is("activation_scheme", "dynamic") &&
+         (format == nullptr || format->text() == "e4m3");
+}
+
 // What transformers would do with the weights and Baton would not: refused, never ignored.
 void RefuseUnsupported(const ModelConfig& config, Fields* fields) {
   const std::string activation = fields->String("hidden_act");
@@ -135,11 +149,14 @@ void RefuseUnsupported(const ModelConfig& config, Fields* fields) {
       fields->Fail(key, "mixtures of experts are not supported");
   }
   if (const JsonValue* quantization = fields->Find("quantization_config")) {
-    const JsonValue* method = quantization->Find("quant_method");
-    fields->Fail(
-        "quantization_config",
-        absl::StrCat("quantised weights (", Quoted(method == nullptr ? "" : method->text()),
-                     ") are not supported, accepted: bf16, f16 and f32 weights"));
+    if (!IsBlockFp8(*quantization)) {
+      const JsonValue* method = quantization->Find("quant_method");
+      fields->Fail(
+          "quantization_config",
+          absl::StrCat("quantised weights (", Quoted(method == nullptr ? "" : method->text()),
+                       ") are not supported, accepted: bf16, f16 and f32 weights, and fp8 with "
+                       "fmt e4m3, activation_scheme dynamic and weight_block_size [128,128]"));
+    }
   }
   if (config.arch != Arch::kQwen2 && fields->Bool("attention_bias", false)) {
     fields->Fail("attention_bias", "a bias on all four projections is not supported");

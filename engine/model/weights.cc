@@ -1,12 +1,17 @@
 #include "engine/model/weights.h"
 
+#include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/clock.h"
+#include "engine/base/fp8.h"
 #include "engine/base/log.h"
+#include "engine/base/parallel_for.h"
 #include "engine/base/status_macros.h"
+#include "engine/ops/quantize.h"
 
 namespace baton::model {
 namespace {
@@ -36,6 +41,78 @@ class Progress {
   absl::Duration last_;
 };
 
+// The rows of a matrix in e4m3: as stored, or rounded with a scale for each square block, which is
+// that of the whole matrix whatever part of it a rank has.
+class Fp8Rows {
+ public:
+  Fp8Rows(const Checkpoint& checkpoint, TensorRole role, int layer)
+      : checkpoint_(checkpoint),
+        role_(role),
+        layer_(layer),
+        shape_(checkpoint.shape(role, layer)),
+        blocks_across_((shape_.cols + kFp8Block - 1) / kFp8Block),
+        stored_(checkpoint.format(role, layer) == base::WeightFormat::kF8E4m3) {}
+
+  void ReadCodes(int64_t row, uint8_t* codes, float* scales) const {
+    if (checkpoint_.ReadRowFp8(role_, layer_, row, codes, scales)) return;
+    std::call_once(scales_chosen_, [this] { ChooseScales(); });
+    std::vector<float> values(shape_.cols);
+    checkpoint_.ReadRow(role_, layer_, row, values.data());
+    const float* of_row = &scales_[row / kFp8Block * blocks_across_];
+    for (int64_t block = 0; block < blocks_across_; ++block) {
+      scales[block] = of_row[block];
+      ops::QuantizeFp8(&values[block * kFp8Block], Width(block), of_row[block],
+                       codes + block * kFp8Block);
+    }
+  }
+
+  void Read(int64_t row, float* out) const {
+    if (stored_) return checkpoint_.ReadRow(role_, layer_, row, out);
+    std::vector<uint8_t> codes(shape_.cols);
+    std::vector<float> scales(blocks_across_);
+    ReadCodes(row, codes.data(), scales.data());
+    for (int64_t i = 0; i < shape_.cols; ++i)
+      out[i] = base::FloatFromFp8(codes[i]) * scales[i / kFp8Block];
+  }
+
+ private:
+  int Width(int64_t block) const {
+    return static_cast<int>(std::min(kFp8Block, shape_.cols - block * kFp8Block));
+  }
+
+  void ChooseScales() const {
+    const int64_t blocks_down = (shape_.rows + kFp8Block - 1) / kFp8Block;
+    scales_.resize(blocks_down * blocks_across_);
+    base::ParallelFor(blocks_down, [&](int64_t block) { ChooseScales(block); });
+  }
+
+  void ChooseScales(int64_t block_row) const {
+    std::vector<uint32_t> largest(blocks_across_);
+    std::vector<float> values(shape_.cols);
+    const int64_t end = std::min(shape_.rows, (block_row + 1) * kFp8Block);
+    for (int64_t row = block_row * kFp8Block; row < end; ++row) {
+      checkpoint_.ReadRow(role_, layer_, row, values.data());
+      for (int64_t block = 0; block < blocks_across_; ++block) {
+        largest[block] = std::max(
+            largest[block], ops::LargestMagnitudeBits(&values[block * kFp8Block], Width(block)));
+      }
+    }
+    for (int64_t block = 0; block < blocks_across_; ++block)
+      scales_[block_row * blocks_across_ + block] = ops::Fp8BlockScale(largest[block]);
+  }
+
+  const Checkpoint& checkpoint_;
+  const TensorRole role_;
+  const int layer_;
+  const Shape shape_;
+  const int64_t blocks_across_;
+  const bool stored_;
+  // [blocks down][blocks across], where not stored; chosen when the first row is read, which a
+  // device that makes its weights itself never does.
+  mutable std::once_flag scales_chosen_;
+  mutable std::vector<float> scales_;
+};
+
 // Several matrices of one layer with the same number of columns, one below the other; of each the
 // rank's share of rows or columns.
 class StackedSource {
@@ -43,14 +120,17 @@ class StackedSource {
   StackedSource(const Checkpoint& checkpoint,
                 const ShardPlan& shard,
                 int layer,
-                const std::vector<TensorRole>& roles)
+                const std::vector<TensorRole>& roles,
+                bool fp8)
       : checkpoint_(checkpoint),
         layer_(layer),
+        fp8_(fp8),
         whole_cols_(checkpoint.shape(roles.front(), layer).cols),
         cols_(shard.ColsOf(roles.front(), whole_cols_)) {
     for (const TensorRole role : roles) {
       parts_.push_back({role, shard.RowsOf(role, checkpoint_.shape(role, layer_).rows)});
       rows_ += parts_.back().rows.size();
+      if (fp8_) parts_.back().fp8 = std::make_unique<Fp8Rows>(checkpoint_, role, layer_);
     }
   }
 
@@ -63,11 +143,26 @@ class StackedSource {
     source.first_col = static_cast<int>(cols_.begin);
     source.read_row = [this](int row, float* out) {
       const Place place = Find(row);
-      checkpoint_.ReadRow(place.role, layer_, place.row, out);
+      if (fp8_) return place.part->fp8->Read(place.row, out);
+      checkpoint_.ReadRow(place.part->role, layer_, place.row, out);
     };
+    source.in_fp8 = fp8_;
+    for (const Part& part : parts_) {
+      ops::MatrixSource::MadeRows made;
+      if (!checkpoint_.MadeUp(part.role, layer_, &made.seed, &made.std)) break;
+      made.rows = static_cast<int>(part.rows.size());
+      made.first_row = part.rows.begin;
+      source.made.push_back(made);
+    }
+    if (fp8_ && BlocksLineUp()) {
+      source.read_row_fp8 = [this](int row, uint8_t* codes, float* scales) {
+        const Place place = Find(row);
+        place.part->fp8->ReadCodes(place.row, codes, scales);
+      };
+    }
     source.read_row_q4 = [this](int row, uint8_t* codes, float* scales, float* mins) {
       const Place place = Find(row);
-      return checkpoint_.ReadRowQ4(place.role, layer_, place.row, codes, scales, mins);
+      return checkpoint_.ReadRowQ4(place.part->role, layer_, place.row, codes, scales, mins);
     };
     return source;
   }
@@ -81,15 +176,26 @@ class StackedSource {
   struct Part {
     TensorRole role;
     ShardRange rows;
+    std::unique_ptr<Fp8Rows> fp8;  // null: as stored
   };
   struct Place {
-    TensorRole role;
+    const Part* part;
     int64_t row;
   };
 
+  // Whether blocks of the tensors are blocks of the stacked matrix too.
+  bool BlocksLineUp() const {
+    int64_t first = 0;
+    for (const Part& part : parts_) {
+      if (first % kFp8Block != 0 || part.rows.begin % kFp8Block != 0) return false;
+      first += part.rows.size();
+    }
+    return cols_.begin % kFp8Block == 0;
+  }
+
   Place Find(int64_t row) const {
     for (const Part& part : parts_) {
-      if (row < part.rows.size()) return {part.role, part.rows.begin + row};
+      if (row < part.rows.size()) return {&part, part.rows.begin + row};
       row -= part.rows.size();
     }
     BATON_CHECK(false, "row beyond the matrix");
@@ -98,6 +204,7 @@ class StackedSource {
 
   const Checkpoint& checkpoint_;
   int layer_;
+  bool fp8_;
   int64_t whole_cols_;
   ShardRange cols_;
   std::vector<Part> parts_;
@@ -106,9 +213,13 @@ class StackedSource {
 
 class Loader {
  public:
-  Loader(const Checkpoint& checkpoint, const ShardPlan& shard, ops::Backend& backend)
+  Loader(const Checkpoint& checkpoint,
+         const ShardPlan& shard,
+         ops::WeightDtype dtype,
+         ops::Backend& backend)
       : checkpoint_(checkpoint),
         shard_(shard),
+        fp8_(dtype == ops::WeightDtype::kFp8),
         backend_(backend),
         progress_(NumValues(checkpoint, shard)) {}
 
@@ -173,7 +284,8 @@ class Loader {
   absl::StatusOr<std::unique_ptr<ops::Matrix>> Pack(int layer,
                                                     const std::vector<TensorRole>& roles) {
     const bool interleave_half = roles.front() == TensorRole::kGate;
-    const StackedSource source(checkpoint_, shard_, layer, roles);
+    const bool fp8 = fp8_ && IsPerLayer(roles.front());  // not embedding and head
+    const StackedSource source(checkpoint_, shard_, layer, roles, fp8);
     absl::StatusOr<std::unique_ptr<ops::Matrix>> matrix =
         backend_.Pack(source.AsMatrixSource(), interleave_half);
     if (!matrix.ok())
@@ -184,6 +296,7 @@ class Loader {
 
   const Checkpoint& checkpoint_;
   const ShardPlan& shard_;
+  const bool fp8_;
   ops::Backend& backend_;
   Progress progress_;
 };
@@ -203,7 +316,8 @@ size_t Weights::layer_bytes() const {
 }
 
 absl::StatusOr<ops::WeightDtype> ResolveWeightDtype(const Checkpoint& checkpoint,
-                                                    absl::string_view requested) {
+                                                    absl::string_view requested,
+                                                    bool on_device) {
   if (requested != "auto") return ops::ParseWeightDtype(requested);
   switch (checkpoint.main_format()) {
     case base::WeightFormat::kF32:
@@ -212,19 +326,22 @@ absl::StatusOr<ops::WeightDtype> ResolveWeightDtype(const Checkpoint& checkpoint
       return ops::WeightDtype::kBf16;
     case base::WeightFormat::kQ8_0:
     case base::WeightFormat::kQ6_K:
-      return ops::WeightDtype::kInt8;
+      return on_device ? ops::WeightDtype::kBf16 : ops::WeightDtype::kInt8;
     case base::WeightFormat::kQ4_0:
     case base::WeightFormat::kQ4_1:
     case base::WeightFormat::kQ4_K:
-      return ops::WeightDtype::kQ4;
+      return on_device ? ops::WeightDtype::kBf16 : ops::WeightDtype::kQ4;
+    case base::WeightFormat::kF8E4m3:
+      return ops::WeightDtype::kFp8;
   }
   return absl::InternalError("weight format without a dtype");
 }
 
 absl::StatusOr<Weights> LoadWeights(const Checkpoint& checkpoint,
                                     const ShardPlan& shard,
+                                    ops::WeightDtype dtype,
                                     ops::Backend& backend) {
-  return Loader(checkpoint, shard, backend).Load();
+  return Loader(checkpoint, shard, dtype, backend).Load();
 }
 
 }  // namespace baton::model

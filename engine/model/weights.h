@@ -41,19 +41,23 @@ struct Weights {
   std::vector<LayerWeights> layers;          // [L]
 };
 
-// What weights compute in. `requested` is auto, f32, bf16, int8 or q4. auto is the nearest to what
-// is stored: bf16 for f32, f16 and bf16; int8 for q8_0 and q6_k; q4 for the 4-bit formats. A file
+// What weights compute in. `requested` is auto, f32, bf16, int8, q4 or fp8. auto is the nearest to
+// what is stored: bf16 for f32, f16 and bf16; int8 for q8_0 and q6_k; q4 for the 4-bit formats; fp8
+// for e4m3. On a device, which has neither int8 nor q4, it is bf16 for those. A file
 // of several formats is taken by the one that holds most of its bytes, because one deployment
 // computes in one precision.
 // Errors: INVALID_ARGUMENT naming the accepted values.
 absl::StatusOr<ops::WeightDtype> ResolveWeightDtype(const Checkpoint& checkpoint,
-                                                    absl::string_view requested);
+                                                    absl::string_view requested,
+                                                    bool on_device = false);
 
 // Reads and packs the rank's share of everything, on all of the backend's threads; rank 0 logs a
 // line per tenth where it takes long. Ranks other than 0 are left without embedding and head: they
-// take those of rank 0. Errors: those of Backend::Pack, with the tensor's name.
+// take those of rank 0. `dtype` is what the weights compute in: with kFp8 every matrix of a layer
+// is rounded to e4m3, whatever the backend. Errors: those of Backend::Pack, with the tensor's name.
 absl::StatusOr<Weights> LoadWeights(const Checkpoint& checkpoint,
                                     const ShardPlan& shard,
+                                    ops::WeightDtype dtype,
                                     ops::Backend& backend);
 
 }  // namespace baton::model

@@ -40,7 +40,11 @@
 
 namespace baton::ops {
 
-inline constexpr int kSumOrderVersion = 1;
+inline constexpr uint32_t kSumOrderVersion = 1;
+// Versions from 1001 are those of the CUDA backend: tensor cores sum as they like, and differently
+// with the shapes of a step, so what it computes equals the canonical order's up to rounding only.
+// Keys and values of different versions are never mixed: not in a prefix cache, not in a hand-over.
+inline constexpr uint32_t kDeviceSumOrderVersion = 1001;
 
 // What linear layers compute in. Activations entering them follow: f32 for kF32, bf16 for kBf16 and
 // kQ4, int8 with one scale per token for kInt8.
@@ -49,6 +53,11 @@ enum class WeightDtype {
   kBf16,
   kInt8,  // per output row: scale = max|w| / 127, codes rounded to nearest even
   kQ4,    // groups of 32 along k: w = bf16(fma(scale, code, min)), code 0..15; then the bf16 dot
+  // e4m3 with one f32 scale for 128 x 128 weights, those of the checkpoint or powers of two (so
+  // that scale * code is a bf16 number). cuda multiplies e4m3 by e4m3, activations with a scale for
+  // 128 neighbours; cpu and ref compute as in kBf16 with the same weights. Embedding and head are
+  // bf16.
+  kFp8,
 };
 absl::string_view WeightDtypeName(WeightDtype dtype);
 // Errors: INVALID_ARGUMENT naming the accepted values ("auto" is resolved by the caller).
@@ -64,6 +73,21 @@ struct MatrixSource {
   // Optional: the row as it is stored in 4 bits, exactly: codes [source_cols()], scales and mins
   // [source_cols() / 32].
   std::function<bool(int row, uint8_t* codes, float* scales, float* mins)> read_row_q4;
+  // With kFp8: this matrix is one of those in e4m3; read_row gives what its codes stand for.
+  bool in_fp8 = false;
+  // Optional: the row in e4m3: codes [source_cols()] and a scale for each 128 columns; scale * code
+  // is what read_row gives. Rows 128 * i .. + 127 have the same scales.
+  std::function<void(int row, uint8_t* codes, float* scales)> read_row_fp8;
+  // Where the weights are made up (engine/base/hash_weights.h), the rows one below the other; a device
+  // makes them itself. Empty: read_row has them. What read_row gives is the same but in e4m3, where a
+  // device scales by the largest value there can be, not by that of each block.
+  struct MadeRows {
+    int rows = 0;
+    uint64_t seed = 0;
+    int64_t first_row = 0;
+    float std = 0;
+  };
+  std::vector<MadeRows> made;
   // Where the matrix is columns [first_col, first_col + cols) of a wider one (a rank's share of K),
   // the columns of that one; 0: it is whole. Codes are those of whole rows: the ranks' parts of an
   // int8 row have one scale. kQ4: first_col is a multiple of 32.
@@ -149,12 +173,20 @@ struct PassInputs {
   bool in_one_go = false;
 };
 
+// Memory of the device that a backend computes on.
+struct DeviceMemory {
+  uint64_t total_bytes = 0;  // 0: it computes on the host
+  uint64_t free_bytes = 0;
+};
+
 struct BackendOptions {
   int num_threads = 0;  // 0: one per core
   // cpu: auto, avx2, avx512, amx: the highest level that may be used; it must be there. auto takes
   // the best, or what the environment variable BATON_CPU_ISA names. portable, avx512_model and
   // amx_model (those kernels over instructions and tiles in software) are for tests.
   std::string isa = "auto";
+  // cuda: file in which the fastest algorithms of matrix products are kept; empty: none.
+  std::string gemm_cache;
   bool pin_threads = false;    // cpu: worker threads stay on one core each
   bool enforce_eager = false;  // cuda: operations are issued one by one, not as graphs
 };
@@ -170,6 +202,10 @@ class Backend {
   // For people: "cpu avx2 threads=2".
   virtual std::string description() const = 0;
   virtual WeightDtype weight_dtype() const = 0;
+  virtual uint32_t sum_order_version() const { return kSumOrderVersion; }
+  virtual absl::StatusOr<DeviceMemory> device_memory() { return DeviceMemory(); }
+  // Bus address of its device, "0000:1b:00.0"; empty: the host.
+  virtual std::string device_id() const { return ""; }
 
   // Packs a matrix. `interleave_half`: rows i and i + rows/2 belong together (gate and up), so that
   // SiluMul sees both. Errors: INVALID_ARGUMENT on shapes the dtype cannot hold (kQ4: cols % 32),
@@ -285,6 +321,14 @@ class Backend {
                                                   int num_tokens,
                                                   int width) = 0;
 };
+
+// What `--device auto` takes here, and why: "cuda" where the program has the CUDA backend and a
+// device, its driver and cuBLASLt can be used, else "cpu". Looked up once. Thread-safe.
+struct BackendChoice {
+  std::string name;
+  std::string reason;  // the device in words, or what is missing
+};
+const BackendChoice& AutoBackend();
 
 // `name`: "ref" or "cpu" ("cuda" where built in). A cpu backend has passed a small self-test
 // against ref. Errors: INVALID_ARGUMENT naming the accepted values; UNAVAILABLE when the device or

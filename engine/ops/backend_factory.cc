@@ -14,6 +14,8 @@ namespace cuda {
 // engine/ops/cuda/cuda_backend.h. Defined in programs that link the CUDA backend, null in others.
 [[gnu::weak]] absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(
     WeightDtype dtype, const BackendOptions& options);
+// engine/ops/cuda/cuda_device.h; the same.
+[[gnu::weak]] absl::StatusOr<std::string> ProbeCuda();
 }  // namespace cuda
 
 namespace {
@@ -25,9 +27,30 @@ struct DtypeName {
 constexpr DtypeName kDtypeNames[] = {{WeightDtype::kF32, "f32"},
                                      {WeightDtype::kBf16, "bf16"},
                                      {WeightDtype::kInt8, "int8"},
-                                     {WeightDtype::kQ4, "q4"}};
+                                     {WeightDtype::kQ4, "q4"},
+                                     {WeightDtype::kFp8, "fp8"}};
+
+// What a host backend computes kFp8 in: the source gives the weights that the codes stand for.
+WeightDtype HostDtype(WeightDtype dtype) {
+  return dtype == WeightDtype::kFp8 ? WeightDtype::kBf16 : dtype;
+}
+
+constexpr absl::string_view kNotBuilt =
+    "cuda: this program was built without the CUDA backend (it needs a CUDA 13 toolkit)";
+
+BackendChoice Choose() {
+  if (&cuda::ProbeCuda == nullptr) return {"cpu", std::string(kNotBuilt)};
+  const absl::StatusOr<std::string> device = cuda::ProbeCuda();
+  if (device.ok()) return {"cuda", *device};
+  return {"cpu", std::string(device.status().message())};
+}
 
 }  // namespace
+
+const BackendChoice& AutoBackend() {
+  static const BackendChoice* choice = new BackendChoice(Choose());
+  return *choice;
+}
 
 absl::string_view WeightDtypeName(WeightDtype dtype) {
   for (const DtypeName& entry : kDtypeNames) {
@@ -41,7 +64,7 @@ absl::StatusOr<WeightDtype> ParseWeightDtype(absl::string_view name) {
     if (entry.name == name) return entry.dtype;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("weight dtype \"", name, "\": accepted: auto, f32, bf16, int8, q4"));
+      absl::StrCat("weight dtype \"", name, "\": accepted: auto, f32, bf16, int8, q4, fp8"));
 }
 
 absl::Status Backend::JoinGroup(parallel::TpGroup* group) {
@@ -69,16 +92,16 @@ absl::Status Backend::CopyToPool(uint8_t* pool, const uint8_t* host, size_t byte
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name,
                                                        WeightDtype dtype,
                                                        const BackendOptions& options) {
-  if (name == "ref") return CreateRefBackend(dtype);
+  if (name == "ref") return CreateRefBackend(HostDtype(dtype));
   if (name == "cpu") {
-    BATON_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, cpu::CreateCpuBackend(dtype, options));
+    BATON_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                           cpu::CreateCpuBackend(HostDtype(dtype), options));
     BATON_RETURN_IF_ERROR(CompareWithRef(backend.get()));
     return backend;
   }
   if (name == "cuda") {
     if (&cuda::CreateCudaBackend != nullptr) return cuda::CreateCudaBackend(dtype, options);
-    return absl::UnavailableError(
-        "cuda: this program was built without the CUDA backend (it needs a CUDA 13 toolkit)");
+    return absl::UnavailableError(kNotBuilt);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("backend \"", name, "\": accepted: ref, cpu, cuda"));

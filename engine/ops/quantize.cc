@@ -1,6 +1,9 @@
 #include "engine/ops/quantize.h"
 
 #include <algorithm>
+#include <cmath>
+
+#include "engine/base/fp8.h"
 
 namespace baton::ops {
 
@@ -35,6 +38,24 @@ void QuantizeRowQ4(const float* values, int n, uint8_t* codes, float* scales, fl
       codes[group * kQ4Group + i] = static_cast<uint8_t>(std::clamp(code, 0.0f, 15.0f));
     }
   }
+}
+
+float Fp8BlockScale(uint32_t magnitude_bits) {
+  constexpr uint32_t kInfinity = 0x7f800000u, kMantissa = 0x007fffffu;
+  constexpr uint32_t kE4m3Max = 0x43e00000u;  // 448 = 1.75 * 2^8
+  if (magnitude_bits >= kInfinity) return base::FloatFromBits(0x7fc00000u);
+  if (magnitude_bits == 0) return 1.0f;
+  // Denormals count as the least exponent there is.
+  int exponent =
+      std::max<int>(static_cast<int>(magnitude_bits >> 23), 1) - static_cast<int>(kE4m3Max >> 23);
+  if ((magnitude_bits & kMantissa) > (kE4m3Max & kMantissa)) ++exponent;
+  return std::ldexp(1.0f, std::max(exponent, -126));
+}
+
+void QuantizeFp8(const float* values, int n, float scale, uint8_t* codes) {
+  const float inverse = 1.0f / scale;  // exact, but for NaN
+  for (int i = 0; i < n; ++i)
+    codes[i] = inverse == inverse ? base::Fp8FromFloat(values[i] * inverse) : 0;
 }
 
 }  // namespace baton::ops

@@ -51,6 +51,15 @@ float QuantizeRowInt8(const float* values, int n, uint32_t largest, int8_t* code
 // Groups of 32; n % 32 == 0. codes [n] in 0..15, scales and minimums [n / 32].
 void QuantizeRowQ4(const float* values, int n, uint8_t* codes, float* scales, float* minimums);
 
+// e4m3: values of a square block of this side share a scale.
+inline constexpr int kFp8Block = 128;
+// The smallest power of two with magnitude / scale <= 448; 1 for zeros, NaN where something is not
+// finite (then codes are zeros). A power of two, because then scale * code has the four significant
+// bits of the code, and is a bf16 number.
+float Fp8BlockScale(uint32_t magnitude_bits);
+// codes [n] of values with one scale.
+void QuantizeFp8(const float* values, int n, float scale, uint8_t* codes);
+
 // The bf16 weight that a 4-bit code stands for. Stored formats have scales of at most 17
 // significant bits, so the product is exact and this is what rounding it first would give.
 [[gnu::always_inline]] inline uint16_t Q4Value(uint8_t code, float scale, float minimum) {

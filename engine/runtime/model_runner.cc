@@ -11,6 +11,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/model/kv_scales.h"
 #include "engine/model/weights.h"
+#include "engine/runtime/kv_budget.h"
 #include "engine/runtime/ranks.h"
 #include "engine/runtime/step_inputs.h"
 
@@ -32,10 +33,15 @@ constexpr uint8_t kLargestFp8 = 0x7e;  // the code of base::kFp8Max
 class Runner : public ModelRunner {
  public:
   absl::Status Init(const ModelRunnerOptions& options) {
-    BATON_ASSIGN_OR_RETURN(checkpoint_,
-                           model::Checkpoint::Open(options.model_path, options.verify_weights));
+    if (options.dummy_weights) {
+      BATON_ASSIGN_OR_RETURN(checkpoint_, model::Checkpoint::OpenDummy(options.model_path));
+    } else {
+      BATON_ASSIGN_OR_RETURN(checkpoint_,
+                             model::Checkpoint::Open(options.model_path, options.verify_weights));
+    }
     BATON_RETURN_IF_ERROR(ResolveOptions(options));
     BATON_RETURN_IF_ERROR(LoadModel(options));
+    if (kv_owner_ == nullptr) BATON_RETURN_IF_ERROR(SizePool(options));
     BATON_RETURN_IF_ERROR(AllocateMemory(options));
     LogReady(options);
     return absl::OkStatus();
@@ -87,7 +93,8 @@ class Runner : public ModelRunner {
     return device_pool_.size() > 0 ? &device_pool_ : nullptr;
   }
   int max_model_len() const override { return max_model_len_; }
-  ops::WeightDtype weight_dtype() const override { return backend().weight_dtype(); }
+  ops::WeightDtype weight_dtype() const override { return weight_dtype_; }
+  uint32_t sum_order_version() const override { return backend().sum_order_version(); }
   std::string kv_scales_fingerprint() const override { return scales_.Fingerprint(); }
   absl::Span<const float> kv_scales(int layer) const override {
     if (kv_owner_ != nullptr) return kv_owner_->kv_scales(layer);
@@ -95,6 +102,7 @@ class Runner : public ModelRunner {
   }
   std::array<uint64_t, 2> saturated_samples() const override { return saturated_; }
   std::string device() const override { return ranks_->description(); }
+  std::vector<std::string> device_ids() const override { return ranks_->device_ids(); }
 
   void CopyBlock(kv::BlockId from, kv::BlockId to) override {
     BATON_CHECK(
@@ -154,17 +162,39 @@ class Runner : public ModelRunner {
     layout_.num_kv_heads = config().num_kv_heads;
     layout_.head_dim = config().head_dim;
     layout_.tp = options.tp;
-    layout_.num_blocks = options.num_blocks;
-    if (options.num_blocks == 0) {
-      const int64_t bytes_per_block =
-          static_cast<int64_t>(layout_.block_bytes()) * layout_.num_layers;
-      layout_.num_blocks =
-          static_cast<int>(std::min<int64_t>(options.kv_cache_bytes / bytes_per_block, INT32_MAX));
+    if (options.num_blocks < 0 || (options.num_blocks == 0 && options.kv_cache_bytes != 0 &&
+                                   options.kv_cache_bytes < static_cast<int64_t>(BlockBytes()))) {
+      return absl::InvalidArgumentError(absl::StrCat("kv cache: num_blocks=", options.num_blocks,
+                                                     " kv_cache_bytes=", options.kv_cache_bytes,
+                                                     " bytes_per_block=", BlockBytes()));
     }
-    if (layout_.num_blocks < 1) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "kv cache: num_blocks=", options.num_blocks, " kv_cache_bytes=", options.kv_cache_bytes,
-          " bytes_per_block=", layout_.block_bytes() * layout_.num_layers));
+    return absl::OkStatus();
+  }
+
+  size_t BlockBytes() const { return layout_.block_bytes() * layout_.num_layers; }
+
+  // The weights are loaded: what a device has left is known.
+  absl::Status SizePool(const ModelRunnerOptions& options) {
+    BATON_ASSIGN_OR_RETURN(const ops::DeviceMemory memory, backend().device_memory());
+    KvBudgetInputs inputs;
+    inputs.num_blocks = options.num_blocks;
+    inputs.kv_cache_bytes = options.kv_cache_bytes;
+    inputs.utilization = options.memory_utilization;
+    inputs.memory = memory;
+    inputs.block_bytes = BlockBytes();
+    inputs.device_block_bytes = layout_.rank_block_bytes() * layout_.num_layers;
+    inputs.workspace_bytes = WorkspaceBytes(config(), options);
+    inputs.host_bytes_max =
+        options.shared_kv && !backend().pools_on_host() ? HalfOfHostMemory() : 0;
+    inputs.max_model_len = max_model_len_;
+    inputs.max_model_len_chosen = options.max_model_len > 0;
+    BATON_ASSIGN_OR_RETURN(const KvBudget budget, PlanKvPool(inputs));
+    layout_.num_blocks = budget.num_blocks;
+    for (const std::string& warning : budget.warnings) BATON_LOG(Warning, warning);
+    if (memory.total_bytes > 0) {
+      BATON_LOG(Info, "device memory total_bytes=", memory.total_bytes,
+                " free_bytes=", memory.free_bytes, " utilization=", options.memory_utilization,
+                " workspace_bytes=", inputs.workspace_bytes, " kv_bytes=", layout_.pool_bytes());
     }
     return absl::OkStatus();
   }
@@ -180,8 +210,10 @@ class Runner : public ModelRunner {
   }
 
   absl::Status LoadModel(const ModelRunnerOptions& options) {
-    BATON_ASSIGN_OR_RETURN(const ops::WeightDtype dtype,
-                           model::ResolveWeightDtype(*checkpoint_, options.weight_dtype));
+    BATON_ASSIGN_OR_RETURN(
+        const ops::WeightDtype dtype,
+        model::ResolveWeightDtype(*checkpoint_, options.weight_dtype, options.backend == "cuda"));
+    weight_dtype_ = dtype;
     RanksOptions ranks;
     ranks.tp = layout_.tp;
     ranks.backend = options.backend;
@@ -297,6 +329,7 @@ class Runner : public ModelRunner {
 
   std::unique_ptr<model::Checkpoint> checkpoint_;
   int max_model_len_ = 0;
+  ops::WeightDtype weight_dtype_ = ops::WeightDtype::kBf16;
   kv::KvLayout layout_;
   model::KvScaleTable scales_;
   ModelRunner* kv_owner_ = nullptr;  // has pool and scales; null: this one has

@@ -25,16 +25,20 @@ class ModelRunner;
 struct ModelRunnerOptions {
   std::string model_path;
   bool verify_weights = false;        // the fingerprint covers every byte of the model
+  // Weights are made up, in the shape of model_path/config.json: for measurements.
+  bool dummy_weights = false;
   std::string backend = "cpu";        // ref, cpu, cuda
-  std::string weight_dtype = "auto";  // auto, f32, bf16, int8, q4
+  std::string weight_dtype = "auto";  // auto, f32, bf16, int8, q4, fp8
   std::string kv_dtype = "auto";      // auto, fp8, fp8_dynamic, bf16, f32
   int tp = 1;                 // ranks that compute together, each a share of the heads: 1 or 2
   int max_model_len = 0;      // 0: the model's
   int max_step_tokens = 512;  // most tokens in one step: sizes the workspace
   int max_logit_rows = 64;    // most rows whose logits one step returns
-  // Blocks of the KV pool: given, or as many as `kv_cache_bytes` holds.
+  // Blocks of the KV pool: given, or as many as `kv_cache_bytes` holds. 0: 1 GiB on the host; on a
+  // device what is free there once the weights are loaded, up to this share of its memory.
   int num_blocks = 0;
-  int64_t kv_cache_bytes = int64_t{1} << 30;
+  int64_t kv_cache_bytes = 0;
+  double memory_utilization = 0.9;
   // The pool can be read and written by another process: it lies in a memfd, or, on a device, in
   // memory that others can map.
   bool shared_kv = false;
@@ -114,6 +118,8 @@ class ModelRunner {
   }
   virtual int max_model_len() const = 0;
   virtual ops::WeightDtype weight_dtype() const = 0;
+  // In which order the backend sums (engine/ops/backend.h).
+  virtual uint32_t sum_order_version() const { return ops::kSumOrderVersion; }
   // SHA-256 over all fixed scales ("" for formats without).
   virtual std::string kv_scales_fingerprint() const = 0;
   // [2][Hkv] effective scales of one layer, K then V; empty for formats without.
@@ -124,6 +130,8 @@ class ModelRunner {
   virtual std::array<uint64_t, 2> saturated_samples() const { return {0, 0}; }
   // "cpu avx2 threads=2".
   virtual std::string device() const = 0;
+  // Bus addresses of the devices it computes on; empty on the host.
+  virtual std::vector<std::string> device_ids() const { return {}; }
   // Copies whole blocks within the pool, all layers: copy-on-write of a shared, partly filled
   // block.
   virtual void CopyBlock(kv::BlockId from, kv::BlockId to) = 0;

@@ -42,8 +42,8 @@ ops::BackendOptions Ranks::OptionsOfRank() const {
 absl::Status Ranks::Load(const model::Checkpoint& checkpoint) {
   std::vector<model::Weights> weights(ranks_.size());
   threads_.Run([&](int rank) {
-    absl::StatusOr<model::Weights> loaded =
-        model::LoadWeights(checkpoint, ranks_[rank].shard, *ranks_[rank].backend);
+    absl::StatusOr<model::Weights> loaded = model::LoadWeights(
+        checkpoint, ranks_[rank].shard, options_.weight_dtype, *ranks_[rank].backend);
     ranks_[rank].status = loaded.status();
     if (loaded.ok()) weights[rank] = *std::move(loaded);
   });
@@ -107,6 +107,15 @@ absl::Status Ranks::TakeStatus() {
 std::string Ranks::description() const {
   const std::string one = backend().description();
   return options_.tp == 1 ? one : absl::StrCat(one, " tp=", options_.tp);
+}
+
+std::vector<std::string> Ranks::device_ids() const {
+  std::vector<std::string> ids;
+  for (const Rank& rank : ranks_) {
+    const std::string id = rank.backend->device_id();
+    if (!id.empty() && std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
+  }
+  return ids;
 }
 
 size_t Ranks::weight_bytes() const {

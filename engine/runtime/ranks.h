@@ -58,6 +58,8 @@ class Ranks {
   // "cpu avx2 threads=1 tp=2".
   std::string description() const;
   size_t weight_bytes() const;
+  // Of the ranks' devices, each once; empty on the host.
+  std::vector<std::string> device_ids() const;
 
  private:
   struct Rank {

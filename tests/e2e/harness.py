@@ -24,6 +24,8 @@ CACHE = ROOT / ".cache"
 SMOLLM2 = CACHE / "models" / "SmolLM2-135M-Instruct.gguf"
 # Sanitizer builds are several times slower; every bound on time is stretched by this.
 SLOWNESS = float(os.environ.get("BATON_TEST_SLOWNESS", "1"))
+# Ids are compared exactly, so workers compute on the CPU wherever a test does not say otherwise.
+os.environ.setdefault("BATON_DEVICE", "cpu")
 
 
 def generate_stubs():

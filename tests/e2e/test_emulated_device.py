@@ -5,6 +5,7 @@ import re
 import subprocess
 import time
 
+import grpc
 import pytest
 
 import harness
@@ -200,6 +201,29 @@ def test_workers_say_which_device_they_compute_on(emulated):
     service = emulated(MODELS / "chain")
     for worker in service.workers:
         assert "cuda emulated" in worker.log()
+
+
+def test_auto_takes_a_device_that_can_be_used(pool, chain, monkeypatch):
+    monkeypatch.setenv("BATON_EMULATED_STREAMS", STREAM_SEED)
+    service = pool.get(MODELS / "chain", "single", worker_bin=EMULATED, kv_blocks=40, worker_flags=("--device=auto",))
+    log = service.workers[0].log()
+    assert "requested=auto backend=cuda" in log and "emulated compute_capability=9.0" in log
+    prompt = [(5 * i + 3) % 700 for i in range(30)]
+    assert chain_ids(service, prompt) == chain_ids(chain, prompt)
+
+
+def test_a_device_and_the_cpu_do_not_share_keys_and_values(monkeypatch):
+    """Their numbers differ by rounding, so neither pairs with the other."""
+    monkeypatch.setenv("BATON_EMULATED_STREAMS", STREAM_SEED)
+    with harness.Service(MODELS / "chain", kv_blocks=40, worker_bin=EMULATED, worker_flags=("--weight-dtype=bf16",),
+                         decode_flags=("--device=cuda",), wait=False) as service:
+        try:
+            chain_ids(service, [1, 2, 3])
+            outcome = "answered"
+        except grpc.RpcError as error:
+            outcome = error.details()
+        print(outcome, service.decode[0].log()[-2000:], service.router.log()[-2000:])
+        assert "sum_order_version" in outcome
 
 
 @pytest.mark.skipif(bool(list(pathlib.Path("/dev").glob("nvidia[0-9]*"))), reason="there is a GPU")

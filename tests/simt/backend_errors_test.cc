@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/cuda_memory.h"
 #include "engine/ops/backend.h"
+#include "engine/ops/cuda/cuda_device.h"
 #include "engine/runtime/model_runner.h"
 #include "gtest/gtest.h"
 #include "tests/simt/device_memory.h"
@@ -31,6 +32,53 @@ TEST(BackendErrors, SayWhatIsMissing) {
   backend = ops::CreateBackend("cuda", ops::WeightDtype::kBf16, {});
   ASSERT_TRUE(backend.ok()) << backend.status();
   EXPECT_TRUE((*backend)->NewPool(4096, true).ok());
+}
+
+// --device auto goes on without a device; with one it says which.
+TEST(BackendErrors, TheProbeSaysWhatWouldBeMissing) {
+  GetRuntimeConfig().num_devices = 0;
+  EXPECT_EQ(ops::cuda::ProbeCuda().status().code(), absl::StatusCode::kUnavailable);
+  GetRuntimeConfig() = RuntimeConfig();
+  const auto device = ops::cuda::ProbeCuda();
+  ASSERT_TRUE(device.ok()) << device.status();
+  EXPECT_EQ(*device, "emulated compute_capability=9.0");
+  EXPECT_EQ(ops::AutoBackend().name, "cuda");
+}
+
+TEST(BackendErrors, KernelsRunOnlyOnWhatTheyWereCompiledFor) {
+  using ops::cuda::IsCompiledFor;
+  EXPECT_TRUE(IsCompiledFor("90a-real", 9, 0));
+  EXPECT_FALSE(IsCompiledFor("90a-real", 9, 1));
+  EXPECT_FALSE(IsCompiledFor("90a-real", 10, 0));
+  EXPECT_FALSE(IsCompiledFor("90a-real", 8, 9));
+  EXPECT_TRUE(IsCompiledFor("80-real;89-real;100-real", 8, 6));
+  EXPECT_TRUE(IsCompiledFor("80-real;89-real;100-real", 10, 3));
+  EXPECT_FALSE(IsCompiledFor("89-real;100-real", 8, 6));
+  EXPECT_FALSE(IsCompiledFor("80-real;89-real;100-real", 9, 0));
+}
+
+// 0.9 of the device less what is taken; the runner's own pool is what is left of it.
+TEST(BackendPool, IsSizedByWhatTheDeviceHasLeft) {
+  runtime::ModelRunnerOptions options;
+  options.model_path = absl::StrCat(BATON_SOURCE_DIR, "/tests/data/models/tiny-qwen3");
+  options.backend = "cuda";
+  options.weight_dtype = "bf16";
+  options.max_step_tokens = 64;
+  options.max_logit_rows = 4;
+  constexpr size_t kTotal = size_t{64} << 20;
+  GetRuntimeConfig().total_bytes = kTotal + DeviceMemory::Get().bytes_in_use();
+  {
+    const auto runner = runtime::ModelRunner::Create(options);
+    ASSERT_TRUE(runner.ok()) << runner.status();
+    const size_t in_use = DeviceMemory::Get().bytes_in_use();
+    EXPECT_LE(in_use, 0.9 * GetRuntimeConfig().total_bytes);
+    EXPECT_GE(in_use, 0.8 * GetRuntimeConfig().total_bytes);
+    EXPECT_EQ((*runner)->sum_order_version(), ops::kDeviceSumOrderVersion);
+  }
+  options.memory_utilization = 0.02;
+  EXPECT_EQ(runtime::ModelRunner::Create(options).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  GetRuntimeConfig() = RuntimeConfig();
 }
 
 TEST(BackendErrors, NothingIsLeftOnTheDevice) {

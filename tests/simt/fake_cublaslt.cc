@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/base/bf16.h"
+#include "engine/base/fp8.h"
 #include "engine/ops/cuda/cublaslt.h"
 #include "tests/simt/fake_cudart.h"
 
@@ -17,6 +18,8 @@ struct CublasLtMatmulDesc {
   bool transpose_a = false;
   bool has_bias = false;
   const void* bias = nullptr;
+  int scale_mode_a = 0, scale_mode_b = 0;  // 0: a scalar
+  const float *scales_a = nullptr, *scales_b = nullptr;
 };
 struct CublasLtMatrixLayout {
   cudaDataType type;
@@ -30,10 +33,12 @@ struct CublasLtPreference {
 namespace {
 
 constexpr int kInvalidValue = 7, kNotSupported = 15;
-constexpr uint64_t kAlgoMark = 0xb470ull;
+constexpr uint64_t kAlgoMark = 0xb470ull, kDoesNotRun = 99;
+constexpr int64_t kGroup = 128;
 
 float At(const void* data, cudaDataType type, int64_t index) {
   if (type == CUDA_R_32F) return static_cast<const float*>(data)[index];
+  if (type == CUDA_R_8F_E4M3) return base::FloatFromFp8(static_cast<const uint8_t*>(data)[index]);
   return base::FloatFromBf16(static_cast<const uint16_t*>(data)[index]);
 }
 
@@ -52,6 +57,15 @@ struct Product {
   void* d;
   float beta;
 
+  // Of the product of a group of k. A has a scale for kGroup x kGroup elements, in rows of a
+  // multiple of four; B one for kGroup elements, all columns of a group behind one another.
+  float ScaleOf(int64_t m, int64_t n, int64_t group) const {
+    if (desc.scale_mode_a == 0) return 1;
+    const int64_t groups = (static_cast<int64_t>(a_layout.rows) / kGroup + 3) / 4 * 4;
+    return desc.scales_a[m / kGroup * groups + group] *
+           desc.scales_b[group * static_cast<int64_t>(b_layout.cols) + n];
+  }
+
   // op(A) = A^T: d(m, n) = sum over k of a(k, m) b(k, n), columns first.
   cudaError_t Run() const {
     const int64_t depth = static_cast<int64_t>(a_layout.rows);
@@ -59,9 +73,13 @@ struct Product {
     for (int64_t n = 0; n < static_cast<int64_t>(d_layout.cols); ++n) {
       for (int64_t k = 0; k < depth; ++k) column[k] = At(b, b_layout.type, n * b_layout.ld + k);
       for (int64_t m = 0; m < static_cast<int64_t>(d_layout.rows); ++m) {
-        float sum = 0;
-        for (int64_t k = 0; k < depth; ++k)
-          sum += At(a, a_layout.type, m * a_layout.ld + k) * column[k];
+        float sum = 0, part = 0;
+        for (int64_t k = 0; k < depth; ++k) {
+          part += At(a, a_layout.type, m * a_layout.ld + k) * column[k];
+          if (k % kGroup != kGroup - 1 && k != depth - 1) continue;
+          sum += part * ScaleOf(m, n, k / kGroup);
+          part = 0;
+        }
         const int64_t at = n * d_layout.ld + m;
         if (beta != 0) sum += beta * At(c, d_layout.type, at);
         if (desc.has_bias) sum += At(desc.bias, d_layout.type, m);
@@ -74,6 +92,14 @@ struct Product {
 
 int DescSet(CublasLtMatmulDesc* desc, int attribute, const void* value, size_t size) {
   int number = 0;
+  if (size == sizeof(void*) && attribute == kDescScalePointerA) {
+    std::memcpy(&desc->scales_a, value, size);
+    return kCublasSuccess;
+  }
+  if (size == sizeof(void*) && attribute == kDescScalePointerB) {
+    std::memcpy(&desc->scales_b, value, size);
+    return kCublasSuccess;
+  }
   if (attribute == kDescBiasPointer && size == sizeof(void*)) {
     std::memcpy(&desc->bias, value, size);
     return kCublasSuccess;
@@ -84,6 +110,14 @@ int DescSet(CublasLtMatmulDesc* desc, int attribute, const void* value, size_t s
     desc->transpose_a = number == kCublasOpTranspose;
     return kCublasSuccess;
   }
+  if (attribute == kDescScaleModeA && number == kScaleBlock128) {
+    desc->scale_mode_a = number;
+    return kCublasSuccess;
+  }
+  if (attribute == kDescScaleModeB && number == kScaleVector128) {
+    desc->scale_mode_b = number;
+    return kCublasSuccess;
+  }
   if (attribute == kDescEpilogue && number == kEpilogueBias) {
     desc->has_bias = true;
     return kCublasSuccess;
@@ -91,12 +125,22 @@ int DescSet(CublasLtMatmulDesc* desc, int attribute, const void* value, size_t s
   return kInvalidValue;
 }
 
+// e4m3 comes with scales of both operands, and in multiples of what the tensor cores take.
+bool Fp8Fits(const CublasLtMatmulDesc& desc,
+             const CublasLtMatrixLayout& a,
+             const CublasLtMatrixLayout& b,
+             const CublasLtMatrixLayout& d) {
+  if (a.type != CUDA_R_8F_E4M3) return desc.scale_mode_a == 0 && desc.scale_mode_b == 0;
+  return desc.scale_mode_a == kScaleBlock128 && desc.scale_mode_b == kScaleVector128 &&
+         a.rows % kGroup == 0 && a.cols % 16 == 0 && b.cols % 16 == 0 && d.type != CUDA_R_8F_E4M3;
+}
+
 bool ShapesFit(const CublasLtMatmulDesc& desc,
                const CublasLtMatrixLayout& a,
                const CublasLtMatrixLayout& b,
                const CublasLtMatrixLayout& d) {
   return desc.transpose_a && a.rows == b.rows && a.cols == d.rows && b.cols == d.cols &&
-         a.type == b.type && a.ld >= static_cast<int64_t>(a.rows) &&
+         a.type == b.type && Fp8Fits(desc, a, b, d) && a.ld >= static_cast<int64_t>(a.rows) &&
          b.ld >= static_cast<int64_t>(b.rows) && d.ld >= static_cast<int64_t>(d.rows);
 }
 
@@ -113,9 +157,25 @@ int Heuristic(CublasLtHandle*,
   *found = 0;
   if (!ShapesFit(*desc, *a, *b, *d) || wanted < 1) return kInvalidValue;
   if (preference->workspace_bytes == 0) return kNotSupported;
-  results[0] = {};
-  results[0].algo.data[0] = kAlgoMark;
-  *found = 1;
+  // The second one does not run, as may happen; any that runs computes the same.
+  for (; *found < wanted && *found < 3; ++*found) {
+    results[*found] = {};
+    results[*found].algo.data[0] = kAlgoMark;
+    results[*found].algo.data[1] = *found == 1 ? kDoesNotRun : *found;
+  }
+  return kCublasSuccess;
+}
+
+int AlgoCheck(CublasLtHandle*,
+              CublasLtMatmulDesc* desc,
+              CublasLtMatrixLayout* a,
+              CublasLtMatrixLayout* b,
+              CublasLtMatrixLayout*,
+              CublasLtMatrixLayout* d,
+              const CublasLtAlgo* algo,
+              CublasLtHeuristic* result) {
+  if (!ShapesFit(*desc, *a, *b, *d) || algo->data[0] != kAlgoMark) return kInvalidValue;
+  *result = {};
   return kCublasSuccess;
 }
 
@@ -138,9 +198,13 @@ int Matmul(CublasLtHandle*,
   const bool valid = ShapesFit(*desc, *a_layout, *b_layout, *d_layout) &&
                      algo->data[0] == kAlgoMark && *static_cast<const float*>(alpha) == 1.0f &&
                      workspace != nullptr && workspace_bytes > 0 &&
-                     (!desc->has_bias || desc->bias != nullptr);
+                     (!desc->has_bias || desc->bias != nullptr) &&
+                     (desc->scale_mode_a == 0 || (desc->scales_a && desc->scales_b));
   if (!valid) return kInvalidValue;
-  for (const void* pointer : {a, b, static_cast<const void*>(d)}) {
+  if (algo->data[1] == kDoesNotRun) return kNotSupported;
+  for (const void* pointer :
+       {a, b, static_cast<const void*>(d), static_cast<const void*>(desc->scales_a),
+        static_cast<const void*>(desc->scales_b)}) {
     if (reinterpret_cast<uintptr_t>(pointer) % 16 != 0) return kNotSupported;
   }
   const Product product = {
@@ -168,7 +232,7 @@ int DescCreate(CublasLtMatmulDesc** desc, int compute_type, cudaDataType scale_t
 
 int LayoutCreate(
     CublasLtMatrixLayout** layout, cudaDataType type, uint64_t rows, uint64_t cols, int64_t ld) {
-  if (type != CUDA_R_32F && type != CUDA_R_16BF) return kNotSupported;
+  if (type != CUDA_R_32F && type != CUDA_R_16BF && type != CUDA_R_8F_E4M3) return kNotSupported;
   *layout = new CublasLtMatrixLayout{type, rows, cols, ld};
   return kCublasSuccess;
 }
@@ -196,6 +260,7 @@ absl::StatusOr<const CublasLtApi*> LoadCublasLt() {
                                   .preference_destroy = Destroy<CublasLtPreference>,
                                   .preference_set = PreferenceSet,
                                   .heuristic = Heuristic,
+                                  .algo_check = AlgoCheck,
                                   .matmul = Matmul};
   return &api;
 }

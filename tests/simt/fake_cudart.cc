@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -493,6 +494,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   properties->multiProcessorCount = 4;
   properties->totalGlobalMem = l.runtime.config.total_bytes;
   properties->sharedMemPerBlockOptin = baton::simt::GetConfig().shared_limit;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int device) {
+  std::snprintf(id, static_cast<size_t>(size), "0000:e%x:00.0", device);
   return cudaSuccess;
 }
 

@@ -208,6 +208,31 @@ TEST_P(RowKernels, RmsNorm) {
   }
 }
 
+TEST_P(RowKernels, QuantizeRows) {
+  Random random(10);
+  for (const Element element : {Element::kF32, Element::kBf16}) {
+    for (const Element out_element : {Element::kFp8, Element::kBf16, Element::kF32}) {
+      const int width = 128 * random.Between(1, 20), tokens = random.Between(1, 6);
+      const std::vector<float> in = random.Values(static_cast<size_t>(tokens) * width, 3.0f);
+      DeviceArray<float> in_f32(in);
+      DeviceArray<uint16_t> in_bf16(ToBf16(in));
+      Rows out(out_element, tokens, width);
+      ASSERT_EQ(ops::cuda::QuantizeRows(
+                    {.rows = element == Element::kF32 ? static_cast<void*>(in_f32.data())
+                                                      : in_bf16.data(),
+                     .element = element,
+                     .out = out.view(),
+                     .num_tokens = tokens,
+                     .width = width},
+                    nullptr),
+                cudaSuccess);
+      out.Check(std::vector<double>(in.begin(), in.end()), 0);
+    }
+  }
+  EXPECT_EQ(ops::cuda::QuantizeRows({.num_tokens = 1, .width = 128}, nullptr),
+            cudaErrorInvalidValue);
+}
+
 TEST_P(RowKernels, SiluMul) {
   Random random(9);
   for (int i = 0; i < 10; ++i) {

@@ -2,6 +2,7 @@
 
 // A small Hugging Face checkpoint of a shape and with values that a test chooses.
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <random>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "engine/ops/quantize.h"
 #include "tests/support/model_files.h"
 
 namespace baton::testing_support {
@@ -26,6 +28,7 @@ struct TinyCheckpoint {
   bool tied = true;
   std::string rope_scaling = "null";  // JSON
   uint32_t seed = 1;
+  bool fp8 = false;  // the layers' matrices are stored in e4m3, with scales for 128 x 128 weights
   // Values of a tensor, by its name, instead of random ones; a new name is an additional tensor of
   // one dimension.
   std::map<std::string, std::vector<float>> values;
@@ -79,10 +82,39 @@ struct TinyCheckpoint {
         ",\"intermediate_size\":", ffn, ",\"vocab_size\":", vocab,
         ",\"max_position_embeddings\":", max_position,
         ",\"rms_norm_eps\":1e-6,\"rope_theta\":10000,\"rope_scaling\":", rope_scaling,
+        fp8 ? ",\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\","
+              "\"activation_scheme\":\"dynamic\",\"weight_block_size\":[128,128]}"
+            : "",
         ",\"tie_word_embeddings\":", tied ? "true" : "false", ",\"eos_token_id\":1}");
   }
 
-  // Stored as f32.
+  static void AddFp8(const std::string& name,
+                     const std::vector<int64_t>& shape,
+                     const std::vector<float>& data,
+                     SafetensorsBytes* file) {
+    constexpr int64_t kSide = ops::kFp8Block;
+    const int64_t down = (shape[0] + kSide - 1) / kSide, across = (shape[1] + kSide - 1) / kSide;
+    std::string codes(data.size(), '\0');
+    std::vector<float> scales;
+    for (int64_t block = 0; block < down * across; ++block) {
+      const int64_t first_row = block / across * kSide, first_col = block % across * kSide;
+      const int64_t last_row = std::min(first_row + kSide, shape[0]);
+      const int width = static_cast<int>(std::min(kSide, shape[1] - first_col));
+      uint32_t largest = 0;
+      for (int64_t row = first_row; row < last_row; ++row)
+        largest =
+            std::max(largest, ops::LargestMagnitudeBits(&data[row * shape[1] + first_col], width));
+      scales.push_back(ops::Fp8BlockScale(largest));
+      for (int64_t row = first_row; row < last_row; ++row) {
+        const int64_t at = row * shape[1] + first_col;
+        ops::QuantizeFp8(&data[at], width, scales.back(), reinterpret_cast<uint8_t*>(&codes[at]));
+      }
+    }
+    file->Add(name, "F8_E4M3", shape, codes);
+    file->Add(name + "_scale_inv", "F32", {down, across}, RawFloats(scales));
+  }
+
+  // Stored as f32, or with `fp8`.
   void WriteTo(const TempDir& dir) const {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
@@ -96,7 +128,11 @@ struct TinyCheckpoint {
         data = chosen->second;
         rest.erase(chosen);
       }
-      file.Add(name, "F32", shape, RawFloats(data));
+      if (fp8 && shape.size() == 2 && name.find(".layers.") != std::string::npos) {
+        AddFp8(name, shape, data, &file);
+      } else {
+        file.Add(name, "F32", shape, RawFloats(data));
+      }
     }
     for (const auto& [name, data] : rest)
       file.Add(name, "F32", {static_cast<int64_t>(data.size())}, RawFloats(data));

@@ -33,7 +33,17 @@ struct CublasLtHeuristic {
 inline constexpr int kCublasSuccess = 0;
 inline constexpr int kCublasCompute32F = 68;
 inline constexpr int kCublasOpTranspose = 1;
-enum CublasLtDescAttribute { kDescTransposeA = 3, kDescEpilogue = 7, kDescBiasPointer = 8 };
+enum CublasLtDescAttribute {
+  kDescTransposeA = 3,
+  kDescEpilogue = 7,
+  kDescBiasPointer = 8,
+  kDescScalePointerA = 17,
+  kDescScalePointerB = 18,
+  kDescScaleModeA = 31,
+  kDescScaleModeB = 32
+};
+// Of e4m3: an f32 for 128 neighbours along k, for 128 x 128 elements.
+enum CublasLtScaleMode { kScaleVector128 = 4, kScaleBlock128 = 5 };
 enum CublasLtEpilogue { kEpilogueBias = 4 };
 enum CublasLtPreferenceAttribute { kPreferenceMaxWorkspaceBytes = 1 };
 
@@ -63,6 +73,14 @@ struct CublasLtApi {
                    int wanted,
                    CublasLtHeuristic* results,
                    int* found);
+  int (*algo_check)(CublasLtHandle* handle,
+                    CublasLtMatmulDesc* desc,
+                    CublasLtMatrixLayout* a,
+                    CublasLtMatrixLayout* b,
+                    CublasLtMatrixLayout* c,
+                    CublasLtMatrixLayout* d,
+                    const CublasLtAlgo* algo,
+                    CublasLtHeuristic* result);
   int (*matmul)(CublasLtHandle* handle,
                 CublasLtMatmulDesc* desc,
                 const void* alpha,

@@ -42,6 +42,7 @@ Loaded Load() {
   find(&api.preference_destroy, "cublasLtMatmulPreferenceDestroy");
   find(&api.preference_set, "cublasLtMatmulPreferenceSetAttribute");
   find(&api.heuristic, "cublasLtMatmulAlgoGetHeuristic");
+  find(&api.algo_check, "cublasLtMatmulAlgoCheck");
   find(&api.matmul, "cublasLtMatmul");
   return loaded;
 }

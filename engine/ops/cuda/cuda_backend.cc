@@ -11,15 +11,19 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/bf16.h"
 #include "engine/base/cuda_memory.h"
+#include "engine/base/fp8.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/ops/cuda/attention_plan.h"
+#include "engine/ops/cuda/cuda_device.h"
 #include "engine/ops/cuda/cuda_tensors.h"
 #include "engine/ops/cuda/graph_cache.h"
 #include "engine/ops/cuda/kernels.h"
+#include "engine/ops/cuda/fp8_matrix.h"
 #include "engine/ops/cuda/linear.h"
 #include "engine/ops/cuda/pass_arrays.h"
 #include "engine/ops/cuda/step_upload.h"
+#include "engine/ops/quantize.h"
 #include "engine/ops/validate.h"
 
 namespace baton::ops::cuda {
@@ -47,13 +51,12 @@ CacheFormat FormatOf(kv::KvFormat format) {
   return CacheFormat::kF32;
 }
 
-constexpr int kDevice = 0;
-
 class CudaBackend : public Backend {
  public:
-  CudaBackend(WeightDtype dtype, bool eager)
+  CudaBackend(WeightDtype dtype, const BackendOptions& options)
       : dtype_(dtype),
-        eager_(eager),
+        eager_(options.enforce_eager),
+        gemm_cache_(options.gemm_cache),
         linear_element_(dtype == WeightDtype::kF32 ? Element::kF32 : Element::kBf16) {}
   ~CudaBackend() override {
     if (stream_ == nullptr) return;
@@ -62,22 +65,13 @@ class CudaBackend : public Backend {
   }
 
   absl::Status Init() {
-    int count = 0;
-    BATON_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "no device to compute on"));
-    if (count == 0) return absl::UnavailableError("cuda: no device to compute on");
-    BATON_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(kDevice), "device 0"));
-    cudaDeviceProp properties;
-    BATON_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, 0), "device 0"));
-    name_ = properties.name;
-    num_sms_ = properties.multiProcessorCount;
-    if (properties.major < 9) {
-      return absl::UnavailableError(absl::StrCat("cuda: ", name_, " has compute capability ",
-                                                 properties.major, ".", properties.minor,
-                                                 "; this build needs 9.0"));
-    }
+    BATON_ASSIGN_OR_RETURN(const CudaDevice device, OpenDevice());
+    name_ = device.name;
+    pci_id_ = device.pci_id;
+    num_sms_ = device.num_sms;
     BATON_RETURN_IF_ERROR(
         CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"));
-    BATON_ASSIGN_OR_RETURN(linear_, Linear::Create());
+    BATON_ASSIGN_OR_RETURN(linear_, Linear::Create({.device = name_, .cache = gemm_cache_}));
     const size_t partial_bytes = DecodeAttentionWorkspace(1, 1, 1, kMaxPartials, 128);
     BATON_ASSIGN_OR_RETURN(attention_workspace_, DeviceBuffer::Allocate(partial_bytes));
     BATON_ASSIGN_OR_RETURN(attention_counters_,
@@ -92,13 +86,31 @@ class CudaBackend : public Backend {
     return absl::StrCat("cuda ", name_, " sms=", num_sms_);
   }
   WeightDtype weight_dtype() const override { return dtype_; }
+  uint32_t sum_order_version() const override { return kDeviceSumOrderVersion; }
+
+  std::string device_id() const override { return pci_id_; }
+
+  absl::StatusOr<DeviceMemory> device_memory() override {
+    size_t free = 0, total = 0;
+    BATON_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free, &total), "device memory"));
+    return DeviceMemory{.total_bytes = total, .free_bytes = free};
+  }
 
   absl::StatusOr<std::unique_ptr<Matrix>> Pack(const MatrixSource& source,
                                                bool interleave_half) override {
     BATON_RETURN_IF_ERROR(CheckPack(source, dtype_, interleave_half));
     // (SiluMul reads gate and up as two halves, so nothing is interleaved.)
+    if (source.in_fp8 && IsFp8Width(source.cols)) {
+      BATON_ASSIGN_OR_RETURN(std::unique_ptr<CudaMatrix> matrix, PackFp8(source, stream_));
+      return std::unique_ptr<Matrix>(std::move(matrix));
+    }
     const size_t row_bytes = static_cast<size_t>(source.cols) * ElementSize(linear_element_);
     BATON_ASSIGN_OR_RETURN(DeviceBuffer data, DeviceBuffer::Allocate(source.rows * row_bytes));
+    if (!source.made.empty() && source.cols % 8 == 0) {
+      BATON_RETURN_IF_ERROR(FillMade(source, linear_element_, 1, data.data(), stream_));
+      return std::unique_ptr<Matrix>(std::make_unique<CudaMatrix>(
+          source.rows, source.cols, linear_element_, std::move(data), DeviceBuffer()));
+    }
     constexpr size_t kStagingBytes = size_t{4} << 20;
     const int rows_at_once = static_cast<int>(
         std::clamp<size_t>(kStagingBytes / row_bytes, 1, static_cast<size_t>(source.rows)));
@@ -116,8 +128,8 @@ class CudaBackend : public Backend {
                      "weights"));
     }
     BATON_RETURN_IF_ERROR(Synchronize());
-    return std::unique_ptr<Matrix>(
-        std::make_unique<CudaMatrix>(source.rows, source.cols, std::move(data)));
+    return std::unique_ptr<Matrix>(std::make_unique<CudaMatrix>(
+        source.rows, source.cols, linear_element_, std::move(data), DeviceBuffer()));
   }
 
   absl::StatusOr<std::unique_ptr<Activation>> NewActivation(ActivationKind kind,
@@ -131,11 +143,17 @@ class CudaBackend : public Backend {
     auto activation = std::make_unique<CudaActivation>();
     activation->kind = kind;
     activation->element = kind == ActivationKind::kResidual ? Element::kF32 : linear_element_;
+    if (kind == ActivationKind::kLinearInput && IsFp8Width(width)) {
+      activation->element = Element::kFp8;
+      BATON_ASSIGN_OR_RETURN(
+          activation->scales,
+          DeviceBuffer::Allocate(sizeof(float) * (width / kFp8Block) * PaddedTokens(max_tokens)));
+    }
     activation->q_element = dtype_ == WeightDtype::kF32 ? Element::kF32 : Element::kF16;
     activation->max_tokens = max_tokens;
     max_tokens_ = std::min(max_tokens_, max_tokens);
     activation->width = width;
-    const size_t count = static_cast<size_t>(max_tokens) * width;
+    const size_t count = static_cast<size_t>(PaddedTokens(max_tokens)) * width;
     BATON_ASSIGN_OR_RETURN(activation->data,
                            DeviceBuffer::Allocate(count * ElementSize(activation->element)));
     if (kind == ActivationKind::kProjected) {
@@ -228,7 +246,8 @@ class CudaBackend : public Backend {
         CheckAtMost("rms norm", "T", num_tokens, std::min(in.max_tokens, normed.max_tokens)));
     BATON_RETURN_IF_ERROR(CheckEqual("rms norm", "weight", weight.size(), in.width));
     BATON_RETURN_IF_ERROR(CheckEqual("rms norm", "E", normed.width, in.width));
-    return Norm(in, nullptr, Padded(num_tokens), weight, eps, normed.data);
+    num_tokens = Padded(num_tokens);
+    return Norm(in, nullptr, num_tokens, weight, eps, RowsOf(&normed, num_tokens));
   }
 
   absl::Status QkvProject(const Activation& x,
@@ -250,14 +269,8 @@ class CudaBackend : public Backend {
       BATON_ASSIGN_OR_RETURN(device_bias, constants_.Get(bias, stream_));
     }
     out.query_width = 0;
-    return linear_->Run({.tokens = Padded(num_tokens),
-                         .rows = weight.rows(),
-                         .cols = weight.cols(),
-                         .in = in.element,
-                         .out = out.element,
-                         .bias = !bias.empty()},
-                        in.data.data(), Weights(weight).data(), device_bias, out.data.data(),
-                        stream_);
+    return Multiply(in, Padded(num_tokens), weight, {.out = out.element, .bias = !bias.empty()},
+                    device_bias, out.data.data());
   }
 
   absl::Status QkNormRopeAppend(const QkNormRopeAppendArgs& args) override {
@@ -297,7 +310,7 @@ class CudaBackend : public Backend {
     PagedAttentionParams params;
     params.q = qkv.queries.data();
     params.q_element = qkv.q_element;
-    params.out = {.data = out.data.data(), .element = out.element};
+    params.out = RowsOf(&out, Padded(args.num_tokens));
     params.num_heads = args.num_heads;
     params.softmax_scale = args.softmax_scale;
     BATON_ASSIGN_OR_RETURN(params.cache, Cache(args.cache));
@@ -305,15 +318,27 @@ class CudaBackend : public Backend {
         params.cache.format == CacheFormat::kFp8 || params.cache.format == CacheFormat::kFp8Dynamic;
     const bool tensor_cores =
         fp8 && qkv.q_element == Element::kF16 && (args.head_dim == 64 || args.head_dim == 128);
-    if (pass_ != nullptr) return AttendPass(params, tensor_cores);
-    plan_.Fill(args, num_sms_);
-    BATON_RETURN_IF_ERROR(UploadPlan(&params));
-    BATON_ASSIGN_OR_RETURN(params.sequences,
-                           decode_.Upload(absl::MakeConstSpan(plan_.decode), stream_));
-    params.num_sequences = static_cast<int>(plan_.decode.size());
-    BATON_RETURN_IF_ERROR(
-        Decode(params, plan_.decode_query_max, plan_.decode_splits, tensor_cores));
-    return Prefill(params, tensor_cores);
+    // The kernels write e4m3 themselves where a head is a group of 128; else what they write is
+    // rounded afterwards.
+    const bool round =
+        out.element == Element::kFp8 && !(tensor_cores && args.head_dim == kFp8Block);
+    if (round) {
+      BATON_RETURN_IF_ERROR(
+          Grow(static_cast<size_t>(out.max_tokens) * out.width * ElementSize(linear_element_),
+               &attention_rows_));
+      params.out = {.data = attention_rows_.data(), .element = linear_element_};
+    }
+    BATON_RETURN_IF_ERROR(pass_ == nullptr ? AttendStep(args, params, tensor_cores)
+                                           : AttendPass(params, tensor_cores));
+    if (!round) return absl::OkStatus();
+    const int num_tokens = Padded(args.num_tokens);
+    return CudaStatus(QuantizeRows({.rows = attention_rows_.data(),
+                                    .element = linear_element_,
+                                    .out = RowsOf(&out, num_tokens),
+                                    .num_tokens = num_tokens,
+                                    .width = out.width},
+                                   stream_),
+                      "quantize rows");
   }
 
   absl::Status ProjectAdd(const Activation& x,
@@ -326,13 +351,8 @@ class CudaBackend : public Backend {
         CheckAtMost("project", "T", num_tokens, std::min(in.max_tokens, out.max_tokens)));
     BATON_RETURN_IF_ERROR(CheckEqual("project", "K", weight.cols(), in.width));
     BATON_RETURN_IF_ERROR(CheckEqual("project", "E", weight.rows(), out.width));
-    return linear_->Run({.tokens = Padded(num_tokens),
-                         .rows = weight.rows(),
-                         .cols = weight.cols(),
-                         .in = in.element,
-                         .out = Element::kF32,
-                         .accumulate = true},
-                        in.data.data(), Weights(weight).data(), nullptr, out.data.data(), stream_);
+    return Multiply(in, Padded(num_tokens), weight, {.out = Element::kF32, .accumulate = true}, nullptr,
+                    out.data.data());
   }
 
   absl::Status GateUpSilu(const Activation& x,
@@ -345,20 +365,15 @@ class CudaBackend : public Backend {
         CheckAtMost("gate up", "T", num_tokens, std::min(in.max_tokens, inner.max_tokens)));
     BATON_RETURN_IF_ERROR(CheckEqual("gate up", "E", weight.cols(), in.width));
     BATON_RETURN_IF_ERROR(CheckEqual("gate up", "2F", weight.rows(), 2 * inner.width));
-    const size_t bytes =
-        static_cast<size_t>(inner.max_tokens) * weight.rows() * ElementSize(linear_element_);
+    const size_t bytes = static_cast<size_t>(PaddedTokens(inner.max_tokens)) * weight.rows() *
+                         ElementSize(linear_element_);
     BATON_RETURN_IF_ERROR(Grow(bytes, &gate_up_));
     num_tokens = Padded(num_tokens);
-    BATON_RETURN_IF_ERROR(linear_->Run({.tokens = num_tokens,
-                                        .rows = weight.rows(),
-                                        .cols = weight.cols(),
-                                        .in = in.element,
-                                        .out = linear_element_},
-                                       in.data.data(), Weights(weight).data(), nullptr,
-                                       gate_up_.data(), stream_));
+    BATON_RETURN_IF_ERROR(
+        Multiply(in, num_tokens, weight, {.out = linear_element_}, nullptr, gate_up_.data()));
     return CudaStatus(SiluMul({.gate_up = gate_up_.data(),
                                .element = linear_element_,
-                               .out = {.data = inner.data.data(), .element = inner.element},
+                               .out = RowsOf(&inner, num_tokens),
                                .num_tokens = num_tokens,
                                .width = inner.width},
                               stream_),
@@ -385,13 +400,14 @@ class CudaBackend : public Backend {
       BATON_ASSIGN_OR_RETURN(device_rows, rows_.Upload(rows, stream_));
     }
     const int num_rows = static_cast<int>(count);
-    BATON_RETURN_IF_ERROR(Norm(in, device_rows, num_rows, weight, eps, logit_input_));
+    BATON_RETURN_IF_ERROR(Norm(in, device_rows, num_rows, weight, eps,
+                               {.data = logit_input_.data(), .element = linear_element_}));
     BATON_RETURN_IF_ERROR(linear_->Run({.tokens = num_rows,
                                         .rows = head.rows(),
                                         .cols = head.cols(),
                                         .in = linear_element_,
                                         .out = Element::kF32},
-                                       logit_input_.data(), Weights(head).data(), nullptr,
+                                       {logit_input_.data()}, Weights(head).operand(), nullptr,
                                        logits_.data(), stream_));
     vocab_ = head.rows();
     return pass_ == nullptr ? CopyLogits(count, logits) : absl::OkStatus();
@@ -409,6 +425,7 @@ class CudaBackend : public Backend {
     BATON_RETURN_IF_ERROR(CheckEqual("read", "width", in.width, width));
     std::vector<float> values;
     BATON_RETURN_IF_ERROR(ReadRows(in.data, in.element, num_tokens, width, &values));
+    if (in.element == Element::kFp8) BATON_RETURN_IF_ERROR(ApplyScales(in, num_tokens, &values));
     if (in.query_width == 0) return values;
     std::vector<float> queries;
     BATON_RETURN_IF_ERROR(ReadRows(in.queries, in.q_element, num_tokens, in.query_width, &queries));
@@ -431,6 +448,45 @@ class CudaBackend : public Backend {
     return Synchronize();
   }
 
+  // Whether what a linear layer of this many columns reads is e4m3; its weights are then, too.
+  bool IsFp8Width(int width) const { return dtype_ == WeightDtype::kFp8 && width % kFp8Block == 0; }
+  int PaddedTokens(int max_tokens) const {
+    return dtype_ == WeightDtype::kFp8 ? RoundUp(max_tokens, kFp8Multiple) : max_tokens;
+  }
+
+  // `shape` says what is written; what is read is x and the weight.
+  absl::Status Multiply(const CudaActivation& x,
+                        int num_tokens,
+                        const Matrix& weight,
+                        LinearShape shape,
+                        const void* bias,
+                        void* out) {
+    const CudaMatrix& w = Weights(weight);
+    if (w.element() != x.element)
+      return absl::InternalError("cuda: activation and weights of different elements");
+    shape.tokens = x.element == Element::kFp8 ? RoundUp(num_tokens, kFp8Multiple) : num_tokens;
+    shape.rows = w.rows();
+    shape.cols = w.cols();
+    shape.in = x.element;
+    return linear_->Run(shape, {x.data.data(), x.scales.as<float>()}, w.operand(), bias, out,
+                        stream_);
+  }
+
+  absl::Status ApplyScales(const CudaActivation& in, int num_tokens, std::vector<float>* values) {
+    std::vector<float> scales(static_cast<size_t>(in.width / kFp8Block) * in.pitch);
+    BATON_RETURN_IF_ERROR(
+        CudaStatus(cudaMemcpy(scales.data(), in.scales.data(), scales.size() * sizeof(float),
+                              cudaMemcpyDeviceToHost),
+                   "read scales"));
+    for (int t = 0; t < num_tokens; ++t) {
+      for (int i = 0; i < in.width; ++i) {
+        (*values)[static_cast<size_t>(t) * in.width + i] *=
+            scales[static_cast<size_t>(i / kFp8Block) * in.pitch + t];
+      }
+    }
+    return absl::OkStatus();
+  }
+
   void EncodeRow(const std::vector<float>& row, uint8_t* out) const {
     if (linear_element_ == Element::kF32) {
       std::memcpy(out, row.data(), row.size() * sizeof(float));
@@ -447,12 +503,12 @@ class CudaBackend : public Backend {
                     int num_tokens,
                     absl::Span<const float> weight,
                     float eps,
-                    const DeviceBuffer& out) {
+                    const LinearRows& out) {
     BATON_ASSIGN_OR_RETURN(const float* device_weight, constants_.Get(weight, stream_));
     return CudaStatus(cuda::RmsNorm({.residual = in.data.as<float>(),
                                      .rows = rows,
                                      .weight = device_weight,
-                                     .out = {.data = out.data(), .element = linear_element_},
+                                     .out = out,
                                      .num_tokens = num_tokens,
                                      .width = in.width,
                                      .eps = eps},
@@ -494,6 +550,19 @@ class CudaBackend : public Backend {
                                        .counters = attention_counters_.as<int32_t>()},
                                       query_max, stream_),
                       "decode attention");
+  }
+
+  absl::Status AttendStep(const PagedAttentionArgs& args,
+                          PagedAttentionParams params,
+                          bool tensor_cores) {
+    plan_.Fill(args, num_sms_);
+    BATON_RETURN_IF_ERROR(UploadPlan(&params));
+    BATON_ASSIGN_OR_RETURN(params.sequences,
+                           decode_.Upload(absl::MakeConstSpan(plan_.decode), stream_));
+    params.num_sequences = static_cast<int>(plan_.decode.size());
+    BATON_RETURN_IF_ERROR(
+        Decode(params, plan_.decode_query_max, plan_.decode_splits, tensor_cores));
+    return Prefill(params, tensor_cores);
   }
 
   absl::Status AttendPass(PagedAttentionParams params, bool tensor_cores) {
@@ -552,6 +621,7 @@ class CudaBackend : public Backend {
       uint32_t bits = 0;
       std::memcpy(&bits, &bytes[i * ElementSize(element)], ElementSize(element));
       (*values)[i] = element == Element::kF32    ? base::FloatFromBits(bits)
+                     : element == Element::kFp8  ? base::FloatFromFp8(static_cast<uint8_t>(bits))
                      : element == Element::kBf16 ? base::FloatFromBf16(static_cast<uint16_t>(bits))
                                                  : HalfToFloat(bits);
     }
@@ -569,8 +639,9 @@ class CudaBackend : public Backend {
 
   const WeightDtype dtype_;
   const bool eager_;
+  const std::string gemm_cache_;
   const Element linear_element_;
-  std::string name_;
+  std::string name_, pci_id_;
   int num_sms_ = 0;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<Linear> linear_;
@@ -584,17 +655,18 @@ class CudaBackend : public Backend {
   UploadedArray ids_, positions_, slots_, rows_;
   UploadedArray query_starts_, context_lens_, block_tables_, decode_, others_, tiles_;
   DeviceBuffer attention_workspace_, attention_counters_, gate_up_, logit_input_, logits_;
+  DeviceBuffer attention_rows_;  // [max_tokens][Hq * D], where attention cannot write e4m3
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(WeightDtype dtype,
                                                            const BackendOptions& options) {
-  if (dtype != WeightDtype::kF32 && dtype != WeightDtype::kBf16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cuda: weight dtype \"", WeightDtypeName(dtype), "\": accepted: f32, bf16"));
+  if (dtype != WeightDtype::kF32 && dtype != WeightDtype::kBf16 && dtype != WeightDtype::kFp8) {
+    return absl::InvalidArgumentError(absl::StrCat("cuda: weight dtype \"", WeightDtypeName(dtype),
+                                                   "\": accepted: f32, bf16, fp8"));
   }
-  auto backend = std::make_unique<CudaBackend>(dtype, options.enforce_eager);
+  auto backend = std::make_unique<CudaBackend>(dtype, options);
   BATON_RETURN_IF_ERROR(backend->Init());
   return std::unique_ptr<Backend>(std::move(backend));
 }

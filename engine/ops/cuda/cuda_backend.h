@@ -7,7 +7,7 @@
 
 namespace baton::ops::cuda {
 
-// The backend on the first CUDA device. Weights f32 or bf16.
+// The backend on the first CUDA device. Weights f32, bf16 or fp8.
 // Errors: UNAVAILABLE without a device, a driver or cuBLASLt, saying which; INVALID_ARGUMENT for
 // other weights.
 absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(WeightDtype dtype,

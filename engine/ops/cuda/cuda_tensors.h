@@ -5,22 +5,30 @@
 #include "engine/ops/backend.h"
 #include "engine/ops/cuda/device_buffer.h"
 #include "engine/ops/cuda/kernels.h"
+#include "engine/ops/cuda/linear.h"
 
 namespace baton::ops::cuda {
 
 // [rows][cols] in the element of the linear layers, gate before up.
 class CudaMatrix : public Matrix {
  public:
-  CudaMatrix(int rows, int cols, DeviceBuffer data)
-      : rows_(rows), cols_(cols), data_(std::move(data)) {}
+  CudaMatrix(int rows, int cols, Element element, DeviceBuffer data, DeviceBuffer scales)
+      : rows_(rows),
+        cols_(cols),
+        element_(element),
+        data_(std::move(data)),
+        scales_(std::move(scales)) {}
   int rows() const override { return rows_; }
   int cols() const override { return cols_; }
-  size_t bytes() const override { return data_.size(); }
+  size_t bytes() const override { return data_.size() + scales_.size(); }
+  Element element() const { return element_; }
   const void* data() const { return data_.data(); }
+  LinearOperand operand() const { return {data_.data(), scales_.as<float>()}; }
 
  private:
   int rows_, cols_;
-  DeviceBuffer data_;
+  Element element_;
+  DeviceBuffer data_, scales_;
 };
 
 struct CudaActivation : public Activation {
@@ -28,11 +36,23 @@ struct CudaActivation : public Activation {
   Element element = Element::kF32;
   int max_tokens = 0, width = 0;
   DeviceBuffer data;  // [max_tokens][width]
+  // e4m3: [width / 128][pitch]; the pitch is that of the step that wrote it.
+  DeviceBuffer scales;
+  int pitch = 0;
   // kProjected: the query part once it is normed and rotated, [T][query_width], in q_element.
   DeviceBuffer queries;
   Element q_element = Element::kF16;
   int query_width = 0;  // 0 until QkNormRopeAppend
 };
+
+// What a step of `num_tokens` writes into and a product reads.
+inline LinearRows RowsOf(CudaActivation* activation, int num_tokens) {
+  activation->pitch = RoundUp(num_tokens, kFp8Multiple);
+  return {.data = activation->data.data(),
+          .element = activation->element,
+          .scales = activation->scales.as<float>(),
+          .pitch = activation->pitch};
+}
 
 inline size_t ElementSize(Element element) {
   return element == Element::kF32 ? 4 : element == Element::kFp8 ? 1 : 2;

@@ -88,6 +88,28 @@ struct SiluMulParams {
 // out = silu(gate) * up. width % 8 == 0 (e4m3: 128).
 cudaError_t SiluMul(const SiluMulParams& params, cudaStream_t stream);
 
+// Made-up weights (engine/base/hash_weights.h): out[r][c] = HashWeight(seed, first_row + r, first_col +
+// c, std); e4m3: times inverse_scale. cols % 8 == 0.
+struct HashFillParams {
+  void* out = nullptr;  // [rows][cols]
+  Element element = Element::kBf16;
+  int64_t rows = 0;
+  int cols = 0;
+  uint64_t seed = 0;
+  int64_t first_row = 0, first_col = 0;
+  float std = 0, inverse_scale = 1;
+};
+cudaError_t HashFill(const HashFillParams& params, cudaStream_t stream);
+
+struct QuantizeRowsParams {
+  const void* rows = nullptr;  // [T][width], f32 or bf16
+  Element element = Element::kBf16;
+  LinearRows out;
+  int num_tokens = 0, width = 0;
+};
+// The rows as a linear layer reads them. width % 8 == 0 (e4m3: 128).
+cudaError_t QuantizeRows(const QuantizeRowsParams& params, cudaStream_t stream);
+
 // A step's sequences and where attention writes. Query i of sequence b (i < query_len) is token
 // query_starts[b] + i and sees the first context_lens[b] - query_len + i + 1 tokens of its blocks.
 struct PagedAttentionParams {

@@ -182,7 +182,21 @@ TEST(CheckpointTest, RefusesMissingWrongAndUnknownTensorsWithFileTensorAndReason
   EXPECT_THAT(refusal([](const ExpectedTensor& tensor, SafetensorsBytes* file) {
                 file->Add(tensor.hf_name, "F8_E4M3", {16, 32}, std::string(512, '\0'));
               }),
-              HasSubstr("F8_E4M3 is not supported, accepted: F32 F16 BF16"));
+              HasSubstr("missing tensor: file="));
+  EXPECT_THAT(refusal([](const ExpectedTensor& tensor, SafetensorsBytes* file) {
+                file->Add(tensor.hf_name, "F8_E5M2", {16, 32}, std::string(512, '\0'));
+              }),
+              HasSubstr("F8_E5M2 is not supported, accepted: F32 F16 BF16 F8_E4M3"));
+  EXPECT_THAT(refusal([](const ExpectedTensor& tensor, SafetensorsBytes* file) {
+                file->Add(tensor.hf_name, "F8_E4M3", {16, 32}, std::string(512, '\0'));
+                file->Add(tensor.hf_name + "_scale_inv", "F32", {1}, std::string(4, '\0'));
+              }),
+              HasSubstr("shape=[1] want [1,1]"));
+  EXPECT_THAT(refusal([](const ExpectedTensor& tensor, SafetensorsBytes* file) {
+                file->Add(tensor.hf_name, "F8_E4M3", {16, 32}, std::string(512, '\0'));
+                file->Add(tensor.hf_name + "_scale_inv", "F32", {1, 1}, RawFloats({-1.0f}));
+              }),
+              HasSubstr("bad weight scale"));
   EXPECT_THAT(refusal([](const ExpectedTensor& tensor, SafetensorsBytes* file) {
                 AddAsExpected(tensor, file);
                 file->Add("model.layers.1.self_attn.o_proj.bias", "F32", {32},

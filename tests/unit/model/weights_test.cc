@@ -126,7 +126,7 @@ ShardPlan Shard(const Checkpoint& checkpoint, int tp, int rank) {
 }
 
 absl::StatusOr<Weights> LoadAll(const Checkpoint& checkpoint, ops::Backend& backend) {
-  return LoadWeights(checkpoint, Shard(checkpoint, 1, 0), backend);
+  return LoadWeights(checkpoint, Shard(checkpoint, 1, 0), backend.weight_dtype(), backend);
 }
 
 std::vector<float> RowOf(const Checkpoint& checkpoint, TensorRole role, int layer, int row) {
@@ -149,7 +149,8 @@ TEST(LoadWeightsTest, ARankReadsItsShare) {
   model.WriteTo(dir);
   const std::unique_ptr<Checkpoint> checkpoint = Open(dir);
   PackOnlyBackend backend;
-  absl::StatusOr<Weights> weights = LoadWeights(*checkpoint, Shard(*checkpoint, 2, 1), backend);
+  absl::StatusOr<Weights> weights =
+      LoadWeights(*checkpoint, Shard(*checkpoint, 2, 1), backend.weight_dtype(), backend);
   ASSERT_TRUE(weights.ok()) << weights.status();
   EXPECT_EQ(weights->embed, nullptr) << "rank 0's";
   const LayerWeights& layer = weights->layers[1];

@@ -39,6 +39,11 @@ TEST(BackendFactory, WithoutTheCudaBackendItIsUnavailable) {
               testing::HasSubstr("built without the CUDA backend"));
 }
 
+TEST(BackendFactory, WithoutTheCudaBackendAutoIsTheCpuAndSaysWhy) {
+  EXPECT_EQ(AutoBackend().name, "cpu");
+  EXPECT_THAT(AutoBackend().reason, testing::HasSubstr("built without the CUDA backend"));
+}
+
 // A pool of a host backend is plain memory, shared when asked for.
 TEST(BackendPool, OnTheHostIsPlainMemory) {
   const auto backend = CreateBackend("ref", WeightDtype::kF32, {});

@@ -4,6 +4,7 @@
 #include <random>
 #include <vector>
 
+#include "engine/base/fp8.h"
 #include "gtest/gtest.h"
 
 namespace baton::ops {
@@ -40,6 +41,46 @@ TEST(QuantizeInt8, InfinityAndNanMakeTheRowNan) {
     std::vector<int8_t> codes(2, 1);
     EXPECT_TRUE(std::isnan(QuantizeRowInt8(row.data(), 2, codes.data())));
     EXPECT_EQ(codes, std::vector<int8_t>(2, 0));
+  }
+}
+
+TEST(QuantizeFp8, ScaleIsTheLeastPowerOfTwoThatHoldsAll) {
+  for (const float largest : {448.0f, 448.1f, 447.0f, 1.0f, 1.75f, 1.76f, 3e-5f, 1e30f, 0.024f}) {
+    const float scale = Fp8BlockScale(MagnitudeBits(largest));
+    int exponent;
+    EXPECT_EQ(std::frexp(scale, &exponent), 0.5f) << largest;
+    EXPECT_LE(largest / scale, 448.0f) << largest;
+    EXPECT_GT(largest / (scale / 2), 448.0f) << largest;
+  }
+  EXPECT_EQ(Fp8BlockScale(0), 1.0f);
+  EXPECT_GT(Fp8BlockScale(1), 0.0f) << "a denormal";
+}
+
+TEST(QuantizeFp8, ValuesAreWithinHalfAStepAndBf16Exactly) {
+  std::mt19937 random(4);
+  std::vector<float> values(500);
+  for (float& value : values)
+    value = static_cast<float>(static_cast<int>(random() % 20001) - 10000) / 77000.0f;
+  const float scale = Fp8BlockScale(LargestMagnitudeBits(values.data(), 500));
+  std::vector<uint8_t> codes(500);
+  QuantizeFp8(values.data(), 500, scale, codes.data());
+  for (int i = 0; i < 500; ++i) {
+    const float value = base::FloatFromFp8(codes[i]) * scale;
+    EXPECT_EQ(value, base::RoundToBf16(value));
+    // Half of a last place: 2^-4 of the value, or 2^-10 of the scale below the least normal code.
+    EXPECT_LE(std::fabs(value - values[i]),
+              std::max(std::fabs(values[i]) * 0x1p-4f, scale * 0x1p-10f));
+  }
+}
+
+TEST(QuantizeFp8, ABlockWithInfinityOrNanIsNan) {
+  for (const float bad : {INFINITY, NAN}) {
+    const std::vector<float> values = {1.0f, bad};
+    const float scale = Fp8BlockScale(LargestMagnitudeBits(values.data(), 2));
+    std::vector<uint8_t> codes(2, 1);
+    QuantizeFp8(values.data(), 2, scale, codes.data());
+    EXPECT_TRUE(std::isnan(scale));
+    EXPECT_EQ(codes, std::vector<uint8_t>(2, 0));
   }
 }
 

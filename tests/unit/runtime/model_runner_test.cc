@@ -189,6 +189,38 @@ TEST_F(ModelRunnerTest, BadSettingsAreRefusedBeforeAnythingIsLoaded) {
             absl::StatusCode::kOk);
 }
 
+// FP8 weights on the CPU: a checkpoint's own codes, and the same ones made while loading, are the
+// same numbers; with one rank and with two.
+TEST_F(ModelRunnerTest, Fp8WeightsAreTheSameStoredOrRounded) {
+  TinyCheckpoint model;
+  model.hidden = 160;  // blocks of 128 and a rest
+  model.ffn = 192;
+  const auto logits_of = [&](bool stored, const char* dtype, int tp) {
+    TempDir dir;
+    model.fp8 = stored;
+    model.WriteTo(dir);
+    options_ = SmallOptions(dir.path());
+    options_.weight_dtype = dtype;
+    options_.tp = tp;
+    const auto runner = ModelRunner::Create(options_);
+    EXPECT_TRUE(runner.ok()) << runner.status();
+    const std::vector<uint32_t> tokens = {3, 1, 4, 1, 5};
+    const std::vector<kv::BlockId> blocks = {0};
+    const std::vector<int> rows = {4};
+    absl::Span<float> logits;
+    EXPECT_TRUE((*runner)->Step({{tokens, 0, blocks, rows}}, nullptr, &logits, nullptr).ok());
+    EXPECT_EQ((*runner)->weight_dtype(),
+              ops::ParseWeightDtype(dtype).value_or(ops::WeightDtype::kFp8));
+    return std::vector<float>(logits.begin(), logits.end());
+  };
+  const std::vector<float> rounded = logits_of(false, "fp8", 1);
+  EXPECT_EQ(logits_of(true, "auto", 1), rounded);
+  EXPECT_EQ(logits_of(true, "fp8", 2), rounded);
+  EXPECT_NE(logits_of(false, "bf16", 1), rounded);
+  EXPECT_EQ(logits_of(true, "bf16", 1), rounded)
+      << "scales of powers of two: nothing is lost in bf16";
+}
+
 // Case 5.3: such a model loads, and its logits say so.
 TEST_F(ModelRunnerTest, NanInAWeightReachesTheLogits) {
   TinyCheckpoint model;

@@ -1,0 +1,36 @@
+#pragma once
+
+// The device that a process computes on.
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace baton::ops::cuda {
+
+// Which of the visible devices.
+inline constexpr int kDevice = 0;
+
+struct CudaDevice {
+  std::string name;
+  std::string pci_id;        // "0000:1b:00.0"
+  int major = 0, minor = 0;  // compute capability
+  int num_sms = 0;
+};
+
+// That device, made current for the calling thread. Says beforehand what a backend would run
+// into: no device, no driver, kernels that were not compiled for this device, no cuBLASLt.
+// Errors: UNAVAILABLE saying which.
+absl::StatusOr<CudaDevice> OpenDevice();
+
+// Why --device auto does not take CUDA here; OK, and the device in words, where it does.
+absl::StatusOr<std::string> ProbeCuda();
+
+// Whether kernels compiled for `architectures` ("90a-real", "80-real;89-real", CMake's words) run
+// on a device of this compute capability: machine code runs on the same major version from its
+// minor version on, and with the suffix "a" on that one version alone.
+bool IsCompiledFor(const std::string& architectures, int major, int minor);
+
+}  // namespace baton::ops::cuda

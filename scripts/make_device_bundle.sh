@@ -33,9 +33,11 @@ exec "$root/lib/ld-linux-x86-64.so.2" --library-path "$root/lib:${LD_LIBRARY_PAT
 SH
   chmod +x "$root/bin/$name"
 done
+# The host's driver may ask for these by name; older ones than our C library would not do.
+for name in librt.so.1 libdl.so.2 libpthread.so.0 libutil.so.1; do ldconfig -p | sed -n "s/.*$name (libc6,x86-64.*=> //p" | head -1; done >>"$work/libraries"
 sort -u "$work/libraries" | while read -r library; do
   cp -L "$library" "$root/lib/$(basename "$library")"
-  strip --strip-unneeded "$root/lib/$(basename "$library")" 2>/dev/null || true
+  case $library in *ld-linux*|*libc.so*) ;; *) strip --strip-unneeded "$root/lib/$(basename "$library")" ;; esac
 done
 for model in tiny-qwen3 random-qwen3-gqa5-shards random-qwen3-gqa1-hd128 random-qwen2-gqa2-tied random-llama-gqa2-yarn \
   random-qwen3-gqa4-yarn random-llama-gqa4-hd128; do

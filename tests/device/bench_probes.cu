@@ -59,10 +59,9 @@ F Driver(const char* name) {
 }
 
 // Another process of this program with `what` as its --shape. Its exit code, or -1.
-int RunChild(const std::string& what) {
+int RunChild(std::string self, const std::string& what) {
   std::string shape = absl::StrCat("--shape=", what), part = "--part=probes",
               out = "--out=/dev/null";
-  std::string self = "/proc/self/exe";
   char* argv[] = {self.data(), part.data(), out.data(), shape.data(), nullptr};
   pid_t child = 0;
   if (posix_spawn(&child, self.c_str(), nullptr, nullptr, argv, environ) != 0) return -1;
@@ -95,7 +94,7 @@ int LegacyChild(const std::string& hex) {
   return good ? 0 : 4;
 }
 
-Json LegacyIpc() {
+Json LegacyIpc(const std::string& self) {
   Json json = {{"ok", false}};
   void* memory = nullptr;
   cudaIpcMemHandle_t handle;
@@ -103,8 +102,9 @@ Json LegacyIpc() {
   if (Check(cudaMemset(memory, kPattern, kBytes), "memset", &json) &&
       Check(cudaDeviceSynchronize(), "wait", &json) &&
       Check(cudaIpcGetMemHandle(&handle, memory), "cudaIpcGetMemHandle", &json)) {
-    json["child"] = RunChild(absl::StrCat(
-        "ipc:", absl::BytesToHexString({reinterpret_cast<const char*>(&handle), sizeof(handle)})));
+    json["child"] = RunChild(
+        self, absl::StrCat("ipc:", absl::BytesToHexString(
+                                       {reinterpret_cast<const char*>(&handle), sizeof(handle)})));
     json["ok"] = json["child"] == 0 && LookAndAnswer(memory, kAnswer);
   }
   cudaFree(memory);
@@ -152,7 +152,7 @@ int VmmChild(const std::string& number) {
   return memory != nullptr && LookAndAnswer(memory, kPattern) ? 0 : 4;
 }
 
-Json VmmFd() {
+Json VmmFd(const std::string& self) {
   Json json = {{"ok", false}};
   const Vmm vmm;
   if (!vmm.complete()) {
@@ -171,7 +171,7 @@ Json VmmFd() {
       Check(cudaDeviceSynchronize(), "wait", &json) &&
       CheckDriver(vmm.export_handle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
                   "export", &json)) {
-    json["child"] = RunChild(absl::StrCat("fd:", fd));
+    json["child"] = RunChild(self, absl::StrCat("fd:", fd));
     json["ok"] = json["child"] == 0 && LookAndAnswer(memory, kAnswer);
     close(fd);
   }
@@ -226,8 +226,8 @@ absl::StatusOr<Json> Probes(const BenchOptions& options) {
   return Json{{"ok", true},
               {"driver", driver},
               {"runtime", runtime},
-              {"ipc_legacy", LegacyIpc()},
-              {"ipc_vmm_fd", VmmFd()},
+              {"ipc_legacy", LegacyIpc(options.self)},
+              {"ipc_vmm_fd", VmmFd(options.self)},
               {"launch_gap", Gap(false)},
               {"launch_gap_programmatic", Gap(true)}};
 }

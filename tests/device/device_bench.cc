@@ -123,7 +123,7 @@ int Merge(const std::string& folder, const std::string& out) {
   return all_ok ? 0 : 1;
 }
 
-int Run() {
+int Run(const char* self) {
   const std::string out = absl::GetFlag(FLAGS_out);
   if (!absl::GetFlag(FLAGS_merge).empty()) return Merge(absl::GetFlag(FLAGS_merge), out);
   const auto part = Parts().find(absl::GetFlag(FLAGS_part));
@@ -134,6 +134,7 @@ int Run() {
     return 2;
   }
   BenchOptions options;
+  options.self = self;
   options.tiny = absl::GetFlag(FLAGS_tiny);
   options.models = absl::GetFlag(FLAGS_models);
   options.shape = absl::GetFlag(FLAGS_shape);
@@ -152,5 +153,5 @@ int Run() {
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  return baton::device::Run();
+  return baton::device::Run(argv[0]);
 }

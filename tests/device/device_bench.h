@@ -16,6 +16,7 @@ using Json = nlohmann::json;
 
 struct BenchOptions {
   bool tiny = false;   // sizes for the emulated device: the same code, no figures worth reading
+  std::string self;    // this program, to start again
   std::string models;  // folder of the test models
   std::string shape;   // part "model": qwen3-4b, qwen3-8b, tiny
   std::string weight_dtype;

@@ -180,6 +180,12 @@ ENGINE = [
         Panel("Ends", rate("baton_requests_finished_total", "finished_reason, role", WORKER, "{{role}}: {{finished_reason}}"), "reqps", stack=True),
         Panel("Prompt tokens by source", rate("baton_prompt_tokens_total", "source, role", WORKER, "{{role}}: {{source}}"), "suffix: tok/s", stack=True),
     ]),
+    ("GPU", [
+        Panel("Memory in use", (f"max by (role, instance, gpu) (baton_gpu_memory_used_bytes{{{WORKER}}})", "{{role}} {{instance}} gpu {{gpu}}"), "bytes", width=6, help="By all processes on it. Workers without a GPU have none of these."),
+        Panel("Kernels running", (f"max by (role, instance, gpu) (baton_gpu_utilization_ratio{{{WORKER}}})", "{{role}} {{instance}} gpu {{gpu}}"), "percentunit", width=6, max=1, help="Share of time in which any kernel ran; it says nothing of how well."),
+        Panel("Memory busy", (f"max by (role, instance, gpu) (baton_gpu_memory_bandwidth_ratio{{{WORKER}}})", "{{role}} {{instance}} gpu {{gpu}}"), "percentunit", width=6, max=1, help="Share of time in which its memory was read or written."),
+        Panel("Power", (f"max by (role, instance, gpu) (baton_gpu_power_watts{{{WORKER}}})", "{{role}} {{instance}} gpu {{gpu}}"), "watt", width=6),
+    ]),
     ("Process", [
         Panel("State", (f"max by (role, instance, state) (baton_worker_state{{{WORKER}}}) == 1", "{{role}} {{instance}} {{state}}")),
         Panel("Model load", total("baton_model_load_seconds", "role, instance", WORKER, "{{role}} {{instance}}"), "s"),

@@ -141,6 +141,12 @@ ABSL_FLAG(bool,
           WorkerOptions{}.test_poison_freed,
           "For tests only: KV blocks that become free are filled with NaN.");
 
+ABSL_FLAG(
+    std::string,
+    test_gpu,
+    WorkerOptions{}.test_gpu,
+    "For tests only: metrics of the GPU with this bus address are exported, whatever computes.");
+
 namespace baton::worker {
 
 WorkerOptions WorkerOptionsFromFlags() {
@@ -178,6 +184,7 @@ WorkerOptions WorkerOptionsFromFlags() {
   options.test_step_delay = absl::GetFlag(FLAGS_test_step_delay);
   options.test_block_hash_bits = absl::GetFlag(FLAGS_test_block_hash_bits);
   options.test_poison_freed = absl::GetFlag(FLAGS_test_poison_freed);
+  options.test_gpu = absl::GetFlag(FLAGS_test_gpu);
   return options;
 }
 

@@ -49,6 +49,7 @@ struct WorkerOptions {
   absl::Duration test_step_delay;
   int test_block_hash_bits = 256;
   bool test_poison_freed = false;
+  std::string test_gpu;
 };
 
 // Errors: INVALID_ARGUMENT naming the flag and the accepted values.

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "engine/base/gpu_stats.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/version.h"
@@ -24,6 +25,15 @@ std::string HttpAddress(const process::ServerProcess& server) {
   if (server.http_port() < 0) return "";
   const std::string grpc = server.grpc_address();
   return absl::StrCat(grpc.substr(0, grpc.rfind(':')), ":", server.http_port());
+}
+
+// Metrics of the GPUs that compute. A worker serves without them.
+void ExportGpus(const WorkerOptions& options, const EngineHost& host, base::Metrics* metrics) {
+  std::vector<std::string> ids = host.runner->device_ids();
+  if (!options.test_gpu.empty()) ids.push_back(options.test_gpu);
+  if (ids.empty()) return;
+  const absl::Status exported = base::ExportGpuStats(ids, metrics);
+  if (!exported.ok()) BATON_LOG(Warning, "no gpu metrics", LogField("error", exported.message()));
 }
 
 absl::Status Serve(const WorkerOptions& options, WorkerRole* role) {
@@ -53,6 +63,7 @@ absl::Status Serve(const WorkerOptions& options, WorkerRole* role) {
 
   absl::StatusOr<EngineHost> host =
       LoadEngine(options, role->step_tokens(), role->max_logit_rows());
+  if (host.ok()) ExportGpus(options, *host, metrics.get());
   absl::Status started = host.status();
   if (host.ok())
     started = role->StartEngine(std::make_unique<EngineHost>(*std::move(host)), metrics.get(),

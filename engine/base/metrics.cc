@@ -16,6 +16,7 @@
 #include "engine/base/metrics_compat.h"
 #include "engine/base/metrics_series.h"
 #include "engine/base/metrics_text.h"
+#include "engine/base/mutex.h"
 #include "engine/base/process_stats.h"
 
 namespace baton::base {
@@ -238,6 +239,8 @@ struct Metrics::Impl {
   Role role;
   std::string model_name;
   bool vllm_aliases = false;
+  Mutex collector_mutex;
+  std::function<void()> collector ABSL_GUARDED_BY(collector_mutex);
   prometheus::Registry registry;
   std::vector<Family<prometheus::Counter>> counters;
   std::vector<Family<prometheus::Gauge>> gauges;
@@ -275,11 +278,20 @@ void Metrics::Remove(GaugeId id, absl::Span<const absl::string_view> labels) {
   family.series->Remove(family.LabelMap(labels));
 }
 
+void Metrics::SetCollector(std::function<void()> collector) {
+  MutexLock lock(&impl_->collector_mutex);
+  impl_->collector = std::move(collector);
+}
+
 Role Metrics::role() const { return impl_->role; }
 
 void Metrics::EnableVllmAliases() { impl_->vllm_aliases = true; }
 
 std::string Metrics::Scrape() const {
+  {
+    MutexLock lock(&impl_->collector_mutex);
+    if (impl_->collector) impl_->collector();
+  }
   std::string out;
   out.reserve(size_t{192} << 10);
   std::vector<prometheus::MetricFamily> aliased;

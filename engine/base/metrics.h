@@ -3,6 +3,7 @@
 // Metrics of a process: typed handles over Prometheus. The table of all metrics is metrics_table.h.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -101,6 +102,10 @@ class Metrics {
   // Takes a series away, for instance that of a peer that has gone. Its handles must not be used
   // any more.
   void Remove(GaugeId id, absl::Span<const absl::string_view> labels);
+
+  // Called before each full scrape, one at a time, to bring gauges up to date that are read
+  // somewhere. It must neither block nor take long.
+  void SetCollector(std::function<void()> collector);
 
   Role role() const;
   // Scrapes carry vLLM's names beside ours from now on (metrics_compat.h). Call it before the first

@@ -106,6 +106,14 @@
     "1; shape of the KV cache.")                                                                  \
   X(KvBlocks, "baton_kv_blocks", kWorkers, "state=free|cached|active|reserved|quarantined",       \
     "KV blocks by state; they add up to the pool.")                                               \
+  X(GpuMemoryUsed, "baton_gpu_memory_used_bytes", kWorkers, "gpu",                                \
+    "Memory in use on the worker's GPU, by all processes.")                                       \
+  X(GpuUtilization, "baton_gpu_utilization_ratio", kWorkers, "gpu",                               \
+    "Share of the last moments in which the GPU ran a kernel, 0 to 1.")                           \
+  X(GpuMemoryBandwidth, "baton_gpu_memory_bandwidth_ratio", kWorkers, "gpu",                      \
+    "Share of the last moments in which the GPU's memory was read or written, 0 to 1.")           \
+  X(GpuPower, "baton_gpu_power_watts", kWorkers, "gpu",                                           \
+    "Power that the worker's GPU draws.")                                                         \
   X(KvTransferRequests, "baton_kv_transfer_requests", kWorkers,                                   \
     "stage=prealloc|inflight|waiting_prefill",                                                    \
     "Hand-overs in progress, by stage.")                                                          \

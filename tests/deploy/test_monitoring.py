@@ -3,6 +3,7 @@ import concurrent.futures
 import filecmp
 import http.client
 import json
+import os
 import re
 import sys
 import time
@@ -114,7 +115,10 @@ class Load:
 
     def __init__(self, harness, prometheus_server):
         self.harness = harness
-        self.service = harness.Service(harness.MODELS / "tiny-qwen3", kv_blocks=128, worker_flags=(f"--served-model-name={MODEL}",),
+        # Workers of this service have the GPU of the tests' own management library, so that its panels have something to show.
+        os.environ["LD_LIBRARY_PATH"] = str(harness.BUILD / "fake_nvml")
+        self.service = harness.Service(harness.MODELS / "tiny-qwen3", kv_blocks=128,
+                                       worker_flags=(f"--served-model-name={MODEL}", "--test-gpu=0000:e0:00.0"),
                                        router_flags=(f"--served-model-name={MODEL}", "--max-concurrent=6", "--slo-ttft=5s", "--slo-tpot=1s"))
         try:
             ports = {"router": [self.service.router.http_port], "prefill": [p.http_port for p in self.service.prefill], "decode": [p.http_port for p in self.service.decode]}

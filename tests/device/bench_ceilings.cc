@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/gpu_stats.h"
 #include "engine/base/status_macros.h"
 #include "engine/ops/cuda/cublaslt.h"
 #include "engine/ops/cuda/cuda_device.h"
@@ -116,6 +117,14 @@ absl::StatusOr<Json> Info(const BenchOptions& options) {
       nccl == nullptr ? nullptr : reinterpret_cast<int (*)(int*)>(dlsym(nccl, "ncclGetVersion"));
   int number = 0;
   if (version != nullptr && version(&number) == 0) json["nccl"] = number;
+  const auto gpu = base::GpuStats::Open({device.pci_id});
+  if (gpu.ok()) {
+    const base::GpuSample sample = (*gpu)->Sample(0);
+    if (sample.power_watts) json["power_watts"] = *sample.power_watts;
+    if (sample.memory_used_bytes) json["memory_used_bytes"] = *sample.memory_used_bytes;
+  } else {
+    json["nvml"] = gpu.status().ToString();
+  }
   return json;
 }
 

@@ -264,6 +264,13 @@ class Service:
             time.sleep(0.02)
         raise TimeoutError("not serving:\n" + "\n".join(p.log()[-3000:] for p in self.processes))
 
+    def refusal(self, request):
+        """Code and details with which a pair that does not fit refuses; until both workers are known, the router has no pair at all."""
+        def refused():
+            code, details = status_of(lambda: self.stub.Generate(request, timeout=20 * SLOWNESS))
+            return code != grpc.StatusCode.UNAVAILABLE and (code, details)
+        return wait_until(refused, message="no pair of workers was tried")
+
     def wait_idle(self, timeout=10):
         """The leak rule: running, waiting, reserved, active and quarantined are back to nothing on every process."""
         deadline = time.monotonic() + timeout * SLOWNESS

@@ -148,8 +148,9 @@ TEST_P(BadPeerTest, CommitOfAnotherEpochOrOfNobodysReservationIsIgnored) {
 
 TEST_P(BadPeerTest, TokenIsUsedOnceAndCannotBeGuessed) {
   ConnectOptions options;
-  base::Buffer pool = *base::Buffer::Allocate(decode_.layout().pool_bytes());
-  options.pool = &pool;
+  TestPool pool(GetParam(), decode_.layout().pool_bytes());
+  options.pool = pool.host();
+  options.device_pool = pool.device();
   options.layout = decode_.layout();
   EXPECT_EQ(ConnectTo(peer_.answer().transports(0), options).status().code(),
             absl::StatusCode::kUnavailable);

@@ -103,11 +103,11 @@ TEST(CreateBackend, BadThreadCountIsRefused) {
 }
 
 TEST(ParseWeightDtype, KnowsItsNamesOnly) {
-  for (const char* name : {"f32", "bf16", "int8", "q4"})
+  for (const char* name : {"f32", "bf16", "int8", "q4", "fp8"})
     EXPECT_EQ(WeightDtypeName(*ParseWeightDtype(name)), name);
-  for (const char* name : {"", "BF16", "fp8", "q4 "}) {
+  for (const char* name : {"", "BF16", "fp16", "q4 "}) {
     EXPECT_THAT(std::string(ParseWeightDtype(name).status().message()),
-                HasSubstr("auto, f32, bf16, int8, q4"));
+                HasSubstr("auto, f32, bf16, int8, q4, fp8"));
   }
 }
 

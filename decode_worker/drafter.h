@@ -56,6 +56,8 @@ class Drafter {
   // What one more draft of each of some sequences costs, without its verification: `round` has one
   // token of each.
   virtual double RoundSeconds(const StepLoad& round) const { return 0; }
+  // After each step: the model's steps now take this many times as long as at start.
+  virtual void OnStep(double slowness) {}
   // An offer that was not ready would have been taken.
   virtual void Want(const Drafting& drafting) {}
   // Between steps, when tokens have been sent: work for offers that are wanted, as a part of

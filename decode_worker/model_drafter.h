@@ -49,6 +49,7 @@ class ModelDrafter : public Drafter {
   void OnVerified(const Drafting& drafting, int accepted) override;
   void Forget(uint64_t order) override;
   double RoundSeconds(const StepLoad& round) const override;
+  void OnStep(double slowness) override { cost_.DriftTo(slowness); }
   void Want(const Drafting& drafting) override;
   void CatchUp(double seconds) override;
 

@@ -82,6 +82,11 @@ void Speculator::OnVerified(size_t index, int accepted) {
   metrics_.OnDrafts(drafting.count, accepted);
 }
 
+void Speculator::OnStep(const StepLoad& load, double seconds) {
+  cost_.Observe(load, seconds);
+  for (const std::unique_ptr<Drafter>& drafter : drafters_) drafter->OnStep(cost_.slowness());
+}
+
 void Speculator::CatchUp(double seconds) {
   for (const std::unique_ptr<Drafter>& drafter : drafters_) drafter->CatchUp(seconds);
 }

@@ -40,7 +40,7 @@ class Speculator {
   // The first `accepted` drafts were right and the sequence has its new tokens.
   void OnVerified(size_t index, int accepted);
   // A step of decoding sequences alone has taken this long.
-  void OnStep(const StepLoad& load, double seconds) { cost_.Observe(load, seconds); }
+  void OnStep(const StepLoad& load, double seconds);
   // Between steps. `seconds` is what the last step took.
   void CatchUp(double seconds);
   void Forget(uint64_t order);

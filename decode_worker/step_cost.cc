@@ -81,8 +81,10 @@ double StepCost::Base(const StepLoad& load) const {
 }
 
 double StepCost::Seconds(const StepLoad& load) const {
-  return Base(load) * scales_[PointAbove(load.tokens)];
+  return Base(load) * all_ * scales_[PointAbove(load.tokens)];
 }
+
+void StepCost::DriftTo(double slowness) { all_ += kFade * (slowness - all_); }
 
 void StepCost::Observe(const StepLoad& load, double seconds) {
   const double base = Base(load);

@@ -24,8 +24,9 @@ struct StepLoad {
 
 // Seconds of a step = what its tokens cost without a context, interpolated between measured points,
 // plus what attention adds for each cached token that is read and for each pair of a token and a
-// cached one. Only proportions matter to its users, so a machine that is slow as a whole changes
-// nothing. Engine thread only.
+// cached one. Its users weigh the steps of one model against each other and against those of its
+// draft model, so the seconds are those of now: both follow what their own steps take. Engine
+// thread only.
 class StepCost {
  public:
   struct Point {
@@ -43,6 +44,11 @@ class StepCost {
   // A step has taken this long. Corrects the points near its tokens against the others; such
   // corrections fade, so that what looked dear once is tried again.
   void Observe(const StepLoad& load, double seconds);
+  // How many times longer steps take than was measured at start.
+  double slowness() const { return all_; }
+  // For a model that has not run lately: another one's steps now take `slowness` times as long as
+  // at start, so this one's probably do too. A little of it is believed each time.
+  void DriftTo(double slowness);
 
  private:
   double Base(const StepLoad& load) const;

@@ -175,11 +175,21 @@ void AddHistogram(const ClientMetric::Histogram& from,
   to->sample_sum += from.sample_sum;
 }
 
+// By place in kAliases.
+const std::vector<std::vector<LabelRule>>& AliasRules() {
+  static const auto* const kRules = [] {
+    auto* const rules = new std::vector<std::vector<LabelRule>>();
+    for (const Alias& alias : kAliases) rules->push_back(ParseRules(alias.labels));
+    return rules;
+  }();
+  return *kRules;
+}
+
 MetricFamily Translate(const MetricFamily& family,
                        const Alias& alias,
+                       const std::vector<LabelRule>& rules,
                        const std::string& model_name) {
   MetricFamily out{alias.to, family.help, family.type, {}};
-  const std::vector<LabelRule> rules = ParseRules(alias.labels);
   for (const ClientMetric& metric : family.metric) {
     std::vector<ClientMetric::Label> labels = {{"engine", "0"}, {"model_name", model_name}};
     if (!Carries(metric, alias.only) || !NewLabels(metric, rules, &labels)) continue;
@@ -207,9 +217,10 @@ bool HasVllmAlias(absl::string_view name) {
 std::vector<MetricFamily> VllmAliases(const std::vector<MetricFamily>& families,
                                       const std::string& model_name) {
   std::vector<MetricFamily> out;
-  for (const Alias& alias : kAliases) {
+  for (size_t i = 0; i < std::size(kAliases); ++i) {
     for (const MetricFamily& family : families) {
-      if (family.name == alias.from) out.push_back(Translate(family, alias, model_name));
+      if (family.name != kAliases[i].from) continue;
+      out.push_back(Translate(family, kAliases[i], AliasRules()[i], model_name));
     }
   }
   return out;

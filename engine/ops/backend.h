@@ -78,9 +78,9 @@ struct MatrixSource {
   // Optional: the row in e4m3: codes [source_cols()] and a scale for each 128 columns; scale * code
   // is what read_row gives. Rows 128 * i .. + 127 have the same scales.
   std::function<void(int row, uint8_t* codes, float* scales)> read_row_fp8;
-  // Where the weights are made up (engine/base/hash_weights.h), the rows one below the other; a device
-  // makes them itself. Empty: read_row has them. What read_row gives is the same but in e4m3, where a
-  // device scales by the largest value there can be, not by that of each block.
+  // Where the weights are made up (engine/base/hash_weights.h), the rows one below the other; a
+  // device makes them itself. Empty: read_row has them. What read_row gives is the same but in
+  // e4m3, where a device scales by the largest value there can be, not by that of each block.
   struct MadeRows {
     int rows = 0;
     uint64_t seed = 0;

@@ -24,7 +24,7 @@ class ModelRunner;
 
 struct ModelRunnerOptions {
   std::string model_path;
-  bool verify_weights = false;        // the fingerprint covers every byte of the model
+  bool verify_weights = false;  // the fingerprint covers every byte of the model
   // Weights are made up, in the shape of model_path/config.json: for measurements.
   bool dummy_weights = false;
   std::string backend = "cpu";        // ref, cpu, cuda

@@ -135,8 +135,8 @@ MUTATIONS = {
     ),
     "checksum_not_compared": (
         "kvtransfer/data_connection.cc",
-        "    if (unit_->has_checksum && ChecksumOf(",
-        "    if (false && ChecksumOf(",
+        "      if (checksum.ok() && *checksum != unit_->checksum) {",
+        "      if (false) {",
     ),
     "damaged_frame_believed": (
         "kvtransfer/frame.cc",

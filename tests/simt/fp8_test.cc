@@ -218,7 +218,8 @@ TEST(Fp8Models, AreTheSameModelAsOnTheCpu) {
     ASSERT_EQ(cuda.size(), cpu.size());
     ASSERT_FALSE(cpu.empty());
     // What differs is that the inputs of linear layers are rounded to e4m3: 2^-4 / sqrt(3) of each
-    // value at most, independently in what each of q, k, v, o, gate, up and down gives, in 2 layers.
+    // value at most, independently in what each of q, k, v, o, gate, up and down gives, in 2
+    // layers.
     EXPECT_LT(Distance(cuda, cpu), 0x1p-4 / std::sqrt(3.0) * std::sqrt(7.0 * 2));
     EXPECT_GT(Distance(cuda, cpu), 1e-4) << "then nothing was in e4m3";
   }

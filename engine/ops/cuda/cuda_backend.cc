@@ -351,8 +351,8 @@ class CudaBackend : public Backend {
         CheckAtMost("project", "T", num_tokens, std::min(in.max_tokens, out.max_tokens)));
     BATON_RETURN_IF_ERROR(CheckEqual("project", "K", weight.cols(), in.width));
     BATON_RETURN_IF_ERROR(CheckEqual("project", "E", weight.rows(), out.width));
-    return Multiply(in, Padded(num_tokens), weight, {.out = Element::kF32, .accumulate = true}, nullptr,
-                    out.data.data());
+    return Multiply(in, Padded(num_tokens), weight, {.out = Element::kF32, .accumulate = true},
+                    nullptr, out.data.data());
   }
 
   absl::Status GateUpSilu(const Activation& x,

@@ -47,7 +47,8 @@ absl::StatusOr<CudaDevice> OpenDevice() {
   device.minor = properties.minor;
   device.num_sms = properties.multiProcessorCount;
   char pci_id[32] = "";
-  BATON_RETURN_IF_ERROR(CudaStatus(cudaDeviceGetPCIBusId(pci_id, sizeof(pci_id), kDevice), "bus id"));
+  BATON_RETURN_IF_ERROR(
+      CudaStatus(cudaDeviceGetPCIBusId(pci_id, sizeof(pci_id), kDevice), "bus id"));
   device.pci_id = pci_id;
   if (!IsCompiledFor(BATON_CUDA_ARCHITECTURES, device.major, device.minor)) {
     return absl::UnavailableError(absl::StrCat("cuda: ", device.name, " has compute capability ",

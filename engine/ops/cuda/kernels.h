@@ -88,8 +88,8 @@ struct SiluMulParams {
 // out = silu(gate) * up. width % 8 == 0 (e4m3: 128).
 cudaError_t SiluMul(const SiluMulParams& params, cudaStream_t stream);
 
-// Made-up weights (engine/base/hash_weights.h): out[r][c] = HashWeight(seed, first_row + r, first_col +
-// c, std); e4m3: times inverse_scale. cols % 8 == 0.
+// Made-up weights (engine/base/hash_weights.h): out[r][c] = HashWeight(seed, first_row + r,
+// first_col + c, std); e4m3: times inverse_scale. cols % 8 == 0.
 struct HashFillParams {
   void* out = nullptr;  // [rows][cols]
   Element element = Element::kBf16;

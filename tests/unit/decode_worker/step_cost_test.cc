@@ -36,10 +36,28 @@ TEST(StepCostTest, LearnsThatOneSizeIsDearerThanMeasured) {
   EXPECT_NEAR(cost.Seconds(Load(8)) / cost.Seconds(Load(1)), 2.2, 0.15);
 }
 
-TEST(StepCostTest, AMachineThatIsSlowAsAWholeChangesNothing) {
+TEST(StepCostTest, AMachineThatIsSlowAsAWholeChangesNoProportion) {
   StepCost cost({{1, 1.0}, {8, 1.1}}, 0, 0);
   for (int i = 0; i < 200; ++i) cost.Observe(Load(1), 3.0);
   EXPECT_NEAR(cost.Seconds(Load(8)) / cost.Seconds(Load(1)), 1.1, 0.02);
+}
+
+// Two models are weighed against each other: what was measured at start may be wrong for one.
+TEST(StepCostTest, SecondsAreThoseOfNow) {
+  StepCost cost({{1, 1.0}, {8, 1.1}}, 0, 0);
+  for (int i = 0; i < 200; ++i) cost.Observe(Load(1), 3.0);
+  EXPECT_NEAR(cost.Seconds(Load(1)), 3.0, 0.05);
+  EXPECT_NEAR(cost.slowness(), 3.0, 0.05);
+}
+
+// A draft model that was too slow is tried again some day, and not at once.
+TEST(StepCostTest, AModelThatDoesNotRunDriftsToTheSlownessOfTheOther) {
+  StepCost cost({{1, 1.0}}, 0, 0);
+  for (int i = 0; i < 200; ++i) cost.Observe(Load(1), 3.0);
+  for (int i = 0; i < 50; ++i) cost.DriftTo(1.0);
+  EXPECT_GT(cost.Seconds(Load(1)), 2.5);
+  for (int i = 0; i < 3000; ++i) cost.DriftTo(1.0);
+  EXPECT_NEAR(cost.Seconds(Load(1)), 1.0, 0.05);
 }
 
 TEST(StepCostTest, WhatIsNotSeenAnyMoreIsForgotten) {

@@ -23,6 +23,7 @@ namespace baton::simt {
 ThreadView* current_thread = nullptr;
 uint3 block_index{};
 dim3 block_dim, grid_dim;
+char* shared_window = nullptr;
 
 namespace {
 
@@ -218,6 +219,7 @@ void Engine::RunBlock(BlockResources* resources) {
   ++stats.blocks;
   stats.threads += num_threads_;
   resources->arena.Clear();
+  shared_window = resources->arena.base();
   barrier_arrived_ = barrier_phase_ = 0;
   yields_ = 0;
   for (NamedBarrierState& barrier : named_) barrier = NamedBarrierState();

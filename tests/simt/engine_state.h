@@ -56,6 +56,7 @@ class SharedArena {
   void Clear();
   // Fresh memory full of 0xFF. Ends the launch when the arena is full.
   void* Take(size_t bytes, size_t alignment);
+  char* base() const { return base_; }
   size_t bytes_taken() const { return bytes_taken_; }
   bool Contains(const void* address) const { return address >= base_ && address < base_ + kBytes; }
   // Nothing was written between the arrays. (Under the address sanitizer the write itself faults.)

@@ -28,6 +28,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "tests/simt/translated.h"
+
 namespace baton::simt {
 
 inline constexpr int kWarpThreads = 32;
@@ -103,6 +105,8 @@ void* SharedMemory(SharedDeclaration* declaration, size_t bytes, size_t alignmen
 // The launch's dynamic shared memory, aligned to 1024 bytes.
 void* DynamicSharedMemory();
 bool IsShared(const void* address);
+// Where the running block's shared memory begins: what the 32-bit addresses of PTX count from.
+extern char* shared_window;
 
 // ---- Warp and asynchronous operations (warp_ops.cc) ---------------------------------------------
 
@@ -163,6 +167,7 @@ class BoundKernel {
   explicit BoundKernel(void (*kernel)(P...), A&&... args)
       : kernel_(kernel), args_(std::forward<A>(args)...) {}
   cudaError_t Run(dim3 grid, dim3 block, size_t shared_bytes) const {
+    if (HasTranslated()) return RunFromPtx(grid, block, shared_bytes);
     const auto body = [](const void* self) {
       const auto* bound = static_cast<const BoundKernel*>(self);
       std::apply(bound->kernel_, bound->args_);
@@ -171,6 +176,12 @@ class BoundKernel {
   }
 
  private:
+  cudaError_t RunFromPtx(dim3 grid, dim3 block, size_t shared_bytes) const {
+    ParameterBytes bytes;
+    std::apply([&](const auto&... values) { (bytes.Append(values), ...); }, args_);
+    return RunTranslated(reinterpret_cast<const void*>(kernel_), grid, block, shared_bytes, bytes);
+  }
+
   void (*kernel_)(P...);
   std::tuple<std::decay_t<P>...> args_;
 };

@@ -3,55 +3,26 @@
 
 A mutant is compiled with the flags of the build and linked in front of the kernels' library. It is caught when the tests fail, time
 out or crash. Exit 1 when one survives."""
-import json
 import pathlib
 import re
-import shlex
-import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-KERNELS = ROOT / "engine/ops/cuda"
-TEST_OF = {"sample": ("simt_sample", "SampleKernelTest*"), "rms_norm": ("simt_kernels", "*RowKernels*"),
+import mutation
+
+KERNELS = mutation.ROOT / "engine/ops/cuda"
+TEST_OF = {"sample": ("simt_sample", "*SampleKernelTest*"), "rms_norm": ("simt_kernels", "*RowKernels*"),
            "decode_attention": ("simt_kernels", "*AttentionKernels*"), "prefill_attention": ("simt_kernels", "*AttentionKernels*")}
 STATEMENT = re.compile(r"^\s*(__syncthreads\(\);|__syncwarp\(\);|gpu::AsyncWait<[^;]*\(\);)", re.MULTILINE)
 
 
-def compile_command(build, kernel):
-    for entry in json.loads((build / "compile_commands.json").read_text()):
-        if entry["file"].endswith(f"/{kernel}.cu") and "baton_simt_kernels.dir" in entry["command"]:
-            return shlex.split(entry["command"])
-    raise SystemExit(f"{kernel}.cu is not compiled in {build}")
-
-
-def link_command(build, test):
-    lines = subprocess.run(["ninja", "-C", str(build), "-t", "commands", test], capture_output=True, text=True, check=True).stdout
-    return shlex.split(next(line for line in reversed(lines.splitlines()) if f"-o tests/{test} " in line).removeprefix(": && ").removesuffix(" && :"))
-
-
 def caught(build, kernel, text, directory):
     test, only = TEST_OF[kernel]
-    source, binary = directory / f"{kernel}.cu", directory / test
+    source, obj = directory / f"{kernel}.cu", directory / "mutant.o"
     source.write_text(text)
-    compile_it = compile_command(build, kernel)
-    obj = str(directory / "mutant.o")
-    compile_it[compile_it.index("-o") + 1] = obj
-    compile_it[-1] = str(source)
-    compile_it.insert(-2, "-xc++")
-    if pathlib.Path(compile_it[0]).name == "ccache":
-        compile_it = compile_it[1:]
-    subprocess.run(compile_it, cwd=build, check=True)
-    link = link_command(build, test)
-    at = link.index("-o")
-    link[at + 1] = str(binary)
-    link.insert(at, obj)
-    subprocess.run(link, cwd=build, check=True)
-    try:
-        run = subprocess.run([str(binary), f"--gtest_filter={only}"], cwd=ROOT, capture_output=True, timeout=120)
-    except subprocess.TimeoutExpired:
-        return True
-    return run.returncode != 0
+    mutation.compile_source(build, mutation.compile_command(build, f"/{kernel}.cu", "baton_simt_kernels"), source, obj)
+    # In front of the library that has the kernel as it is.
+    return mutation.fails(build, test, only, directory / test, lambda link: link.insert(link.index("-o"), str(obj)))
 
 
 def main():
@@ -59,6 +30,9 @@ def main():
     survivors, count = [], 0
     for kernel in sys.argv[2:] or sorted(TEST_OF):
         text = (KERNELS / f"{kernel}.cu").read_text()
+        with tempfile.TemporaryDirectory() as directory:
+            if caught(build, kernel, text, pathlib.Path(directory)):
+                sys.exit(f"{kernel}.cu: the tests fail without a mutant")
         for match in STATEMENT.finditer(text):
             line = text.count("\n", 0, match.start(1)) + 1
             with tempfile.TemporaryDirectory() as directory:

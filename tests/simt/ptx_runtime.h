@@ -192,10 +192,12 @@ inline uint16_t Encode(float value) {
   const double magnitude = std::abs(static_cast<double>(value));
   if (magnitude == 0) return sign;
   const int exponent = std::max(std::ilogb(magnitude), 1 - kBias);  // the smallest: subnormals
-  const double steps = RoundToInteger<kMode>(std::ldexp(magnitude, kFormat.mantissa_bits - exponent));
+  const double steps =
+      RoundToInteger<kMode>(std::ldexp(magnitude, kFormat.mantissa_bits - exponent));
   // A carry into the exponent is one of the sum.
   const int code = (exponent + kBias - 1) * (1 << kFormat.mantissa_bits) + static_cast<int>(steps);
-  return sign | (code > static_cast<int>(kFormat.largest) ? kOverflow : static_cast<uint32_t>(code));
+  return sign |
+         (code > static_cast<int>(kFormat.largest) ? kOverflow : static_cast<uint32_t>(code));
 }
 
 template <Format kFormat>

@@ -75,12 +75,14 @@ TEST(PtxRuntimeTest, RoundsToTheNearestCode) {
   std::mt19937 random(7);
   for (int i = 0; i < 200000; ++i) {
     const uint32_t bits = static_cast<uint32_t>(random());
-    const float value = i % 2 == 0 ? std::bit_cast<float>(bits)
-                                   : std::ldexp(static_cast<float>(bits), static_cast<int>(i % 64) - 60);
+    const float value = i % 2 == 0
+                            ? std::bit_cast<float>(bits)
+                            : std::ldexp(static_cast<float>(bits), static_cast<int>(i % 64) - 60);
     if (std::isnan(value)) continue;
     ASSERT_EQ((Encode<kF16, kRn>(value)), __half_raw(__float2half_rn(value)).x) << value;
     ASSERT_EQ((Encode<kF16, kRz>(value)), __half_raw(__float2half_rz(value)).x) << value;
-    ASSERT_EQ((Encode<kBf16, kRn>(value)), __nv_bfloat16_raw(__float2bfloat16_rn(value)).x) << value;
+    ASSERT_EQ((Encode<kBf16, kRn>(value)), __nv_bfloat16_raw(__float2bfloat16_rn(value)).x)
+        << value;
     if (std::isinf(value)) continue;
     ASSERT_EQ((Encode<kE4m3, kRn>(value)), __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3))
         << value;

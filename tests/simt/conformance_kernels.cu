@@ -81,7 +81,8 @@ __global__ void MmaKernel(const uint8_t* a, const uint8_t* b, const float* c, fl
 __global__ void LdMatrixKernel(const uint16_t* in, uint32_t* out) {
   BATON_SHARED(uint4, rows, [32]);
   const int lane = static_cast<int>(threadIdx.x);
-  rows[lane] = reinterpret_cast<const uint4*>(in)[lane];
+  const int written = (lane + 5) % 32;  // a row that another lane gives the address of
+  rows[written] = reinterpret_cast<const uint4*>(in)[written];
   __syncwarp();
   uint32_t plain[4], transposed[4];
   gpu::LdMatrixX4(plain, &rows[lane]);

@@ -14,13 +14,13 @@ KERNELS = ROOT / "engine/ops/cuda"
 TESTS = {"sample": ("simt_sample", "*SampleKernelTest*"), "rms_norm": ("simt_kernels", "*RowKernels*RmsNorm*"),
          "decode_attention": ("simt_kernels", "*AttentionKernels.Decode*:*AttentionKernels.Verify*:*AttentionKernels.ANan*"),
          "prefill_attention": ("simt_kernels", "*AttentionKernels.Prefill*")}
-# Barriers that no caller of today needs, by the line before or behind them. They must survive: one that is caught is needed, and no
+# Barriers that no caller of today needs, by the line they stand before or behind. They must survive: one that is caught is needed, and no
 # longer belongs here.
 SPARE = {
-    ("sample", "if (threadIdx.x % 32 == 0) {"): "BlockBest: all its callers have a barrier behind their last use of warp_values",
-    ("sample", "if (threadIdx.x == 0) shared_->list_size = 0;"): "MakeList: a barrier follows each use of the last list",
-    ("sample", "crossing.at = s->at;"): "FindCrossing: FindBin has two barriers before it writes what is read here, and Total one",
-    ("sample", "return log_sum;"): "RawLogprobs: its only caller goes on with a barrier",
+    ("sample", "before", "if (threadIdx.x % 32 == 0) {"): "BlockBest: all its callers have a barrier behind their last use of warp_values",
+    ("sample", "before", "if (threadIdx.x == 0) shared_->list_size = 0;"): "MakeList: a barrier follows each use of the last list",
+    ("sample", "behind", "crossing.at = s->at;"): "FindCrossing: FindBin has two barriers before it writes what is read here, and Total one",
+    ("sample", "before", "return log_sum;"): "RawLogprobs: its only caller goes on with a barrier",
 }
 STATEMENT = re.compile(r"^\s*(__syncthreads\(\);|__syncwarp\(\);|gpu::AsyncWait<[^;]*\(\);)", re.MULTILINE)
 
@@ -46,8 +46,8 @@ def mutants(kernel):
     for match in STATEMENT.finditer(text):
         line = text.count("\n", 0, match.start(1)) + 1
         waits = match[1].startswith("gpu::AsyncWait")
-        around = text[:match.start(1)].rstrip().split("\n")[-1], text[match.end(1):].split("\n")[1]
-        spare = any((kernel, neighbour.strip()) in SPARE for neighbour in around)
+        around = {"behind": text[:match.start(1)].rstrip().split("\n")[-1], "before": text[match.end(1):].split("\n")[1]}
+        spare = any((kernel, side, neighbour.strip()) in SPARE for side, neighbour in around.items())
         yield line, match[1], spare, {"BATON_SIMT_DROP_WAITS": "1"} if waits else {"BATON_SIMT_DROP": f"cuda/{kernel}.cu:{line}"}
 
 

@@ -22,6 +22,7 @@ SPARE = {
     ("sample", "before", "if (threadIdx.x == 0) shared_->list_size = 0;"): "MakeList: a barrier follows each use of the last list",
     ("sample", "behind", "crossing.at = s->at;"): "FindCrossing: FindBin has two barriers before it writes what is read here, and Total one",
     ("sample", "before", "return log_sum;"): "RawLogprobs: its only caller goes on with a barrier",
+    ("sample", "before", "TokenEdit* edits = p.edits + row.first_edit;"): "SampleKernel: RawLogprobs ends with a barrier",
 }
 STATEMENT = re.compile(r"^\s*(__syncthreads\(\);|__syncwarp\(\);|gpu::AsyncWait<[^;]*\(\);)", re.MULTILINE)
 

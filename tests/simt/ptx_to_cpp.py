@@ -270,9 +270,11 @@ def cpp_of(path, text):
 def main():
     source, target = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     try:
-        target.write_text(cpp_of(source.resolve(), source.read_text()))
+        code = cpp_of(source.resolve(), source.read_text())
     except PtxError as error:
         sys.exit(f"{source}:{error.line}: {error}")
+    if not target.exists() or target.read_text() != code:  # the same C++ need not be compiled again
+        target.write_text(code)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -65,6 +67,8 @@ class World {
     table_.set_on_capacity([this] { PumpSoon(); });
   }
 
+  ~World() { Forget(std::numeric_limits<double>::infinity()); }
+
   SimResult Run() {
     result_.requests = trace_.size();
     open_ = trace_.size();
@@ -82,6 +86,11 @@ class World {
   }
 
  private:
+  struct Over {
+    double until_s;
+    std::shared_ptr<SimSequence> sequence;
+  };
+
   router::WorkerTableOptions TableOptions() {
     router::WorkerTableOptions out;
     out.topology = options_.prefill > 0 ? router::Topology::kPd : router::Topology::kSingle;
@@ -284,14 +293,20 @@ class World {
 
   void Close(const std::shared_ptr<Call>& call) {
     --open_;
-    // The sequences' callbacks hold the call.
-    for (auto* sequence : {&call->on_prefill, &call->on_decode}) {
-      if (*sequence == nullptr) continue;
-      const auto old = *sequence;
-      clock_.After(10 * options_.speed.transfer_s + 1, [old] {
-        old->on_computed = nullptr;
-        old->on_tokens = nullptr;
-      });
+    const double now = absl::ToDoubleSeconds(clock_.Now());
+    Forget(now);
+    // Workers may still be busy with them for as long as a transfer takes.
+    const double until = now + 10 * options_.speed.transfer_s + 1;
+    for (const auto& sequence : {call->on_prefill, call->on_decode}) {
+      if (sequence != nullptr) over_.push_back({until, sequence});
+    }
+  }
+
+  // The callbacks of a sequence hold its call, which holds the sequence.
+  void Forget(double now) {
+    for (; !over_.empty() && over_.front().until_s <= now; over_.pop_front()) {
+      over_.front().sequence->on_computed = nullptr;
+      over_.front().sequence->on_tokens = nullptr;
     }
   }
 
@@ -319,6 +334,7 @@ class World {
   std::vector<std::unique_ptr<SimWorker>> workers_;  // prefill workers first
   std::map<std::string, SimWorker*> by_address_;
   bool pump_due_ = false;
+  std::deque<Over> over_;  // of closed calls
   size_t open_ = 0;
   double last_s_ = 0;
   uint64_t cached_tokens_ = 0;

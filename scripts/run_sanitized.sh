@@ -13,5 +13,7 @@ export BATON_TEST_SLOWNESS=8
 
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_SANITIZE="$sanitizer" >/dev/null
 ninja -C "$build" -j"$(nproc)" sanitized
-ctest --test-dir "$build" -L "unit|sim" --output-on-failure --timeout 900
-BATON_BUILD_DIR="$PWD/$build" .cache/tools/venv/bin/python -m pytest -q -m "not slow and not timing" --timeout=2400 tests/e2e
+failed=0
+ctest --test-dir "$build" -L "unit|sim" --output-on-failure || failed=1
+BATON_BUILD_DIR="$PWD/$build" .cache/tools/venv/bin/python -m pytest -q -m "not slow and not timing" --timeout=2400 tests/e2e || failed=1
+exit $failed

@@ -154,8 +154,14 @@ void Network::OnDeath(const Process& process) {
 std::vector<std::shared_ptr<Stream>> Network::open_streams() {
   std::vector<std::shared_ptr<Stream>> open;
   for (const auto& weak : streams_) {
-    if (auto stream = weak.lock(); stream != nullptr && !stream->over())
+    auto stream = weak.lock();
+    if (stream == nullptr) continue;
+    // What its ends would do with bytes holds whoever holds the stream.
+    if (stream->over()) {
+      stream->Forget();
+    } else {
       open.push_back(std::move(stream));
+    }
   }
   streams_.assign(open.begin(), open.end());
   return open;

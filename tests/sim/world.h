@@ -55,7 +55,11 @@ class Process {
   bool stopped() const { return stopped_; }
   const base::Clock& clock() const { return clock_; }
   // Nothing of it runs from here on.
-  void Die() { alive_ = false; }
+  void Die() {
+    alive_ = false;
+    // They may hold this process.
+    const auto dropped = std::exchange(held_, {});
+  }
   void Stop() { stopped_ = true; }
   // What should have happened meanwhile happens now.
   void Continue();

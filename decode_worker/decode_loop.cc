@@ -7,7 +7,6 @@
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/process/grpc_status.h"
-#include "kvtransfer/transport_terms.h"
 #include "worker/poison.h"
 
 namespace baton::decode {
@@ -58,7 +57,7 @@ DecodeLoop::~DecodeLoop() { Stop(); }
 
 void DecodeLoop::set_receiver(kvtransfer::Receiver* receiver) {
   receiver_ = receiver;
-  reservations_ = std::make_unique<ReservationTable>(&memory_, receiver, &clock_);
+  reservations_ = std::make_unique<ReservationTable>(&memory_, &runner_, receiver, &clock_);
 }
 
 absl::StatusOr<CallId> DecodeLoop::Open(runtime::EngineRequest request,
@@ -224,12 +223,7 @@ void DecodeLoop::HandleLanded(Call* call, const ReceiverEvent& event) {
   metrics_.exposed.Observe(absl::ToDoubleSeconds(event.exposed));
   metrics_.prompt_cached.Increment(call->prompt->num_cached);
   metrics_.prompt_transferred.Increment(call->prompt->num_tokens() - call->prompt->num_cached);
-  absl::Status landed;
-  if (!kvtransfer::IsBetweenDevices(event.transport)) {
-    landed = runner_.BlocksLanded(absl::MakeConstSpan(reservations_->blocks(event.reservation_id))
-                                      .subspan(call->prompt->num_cached / kv::kBlockTokens));
-  }
-  reservations_->Land(event.reservation_id, &*call->prompt);
+  const absl::Status landed = reservations_->Land(event, &*call->prompt);
   call->reservation.reset();
   if (!landed.ok()) return End(call, Annotate(landed, "kv to the device"));
   call->done.set_kv_bytes(event.bytes);

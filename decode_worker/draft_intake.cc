@@ -3,6 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/base/log.h"
+
 namespace baton::decode {
 
 using kvtransfer::ReceiverEvent;
@@ -16,9 +18,10 @@ constexpr absl::Duration kPatience = absl::Milliseconds(500);
 }  // namespace
 
 DraftIntake::DraftIntake(runtime::KvMemory* memory,
+                         runtime::ModelRunner* runner,
                          kvtransfer::Receiver* receiver,
                          const base::Clock* clock)
-    : memory_(*memory), clock_(*clock), reservations_(memory, receiver, clock) {}
+    : memory_(*memory), clock_(*clock), reservations_(memory, runner, receiver, clock) {}
 
 std::optional<worker::v1::DraftHandoff> DraftIntake::Reserve(CallId call,
                                                              const runtime::Sequence& prompt) {
@@ -62,9 +65,13 @@ void DraftIntake::OnReceiverEvent(const ReceiverEvent& event) {
   const std::unique_ptr<Coming> coming = std::move(coming_.at(*call));
   coming_.erase(*call);
   if (event.kind == ReceiverEvent::Kind::kLanded) {
-    landed_tokens_ += coming->prompt->num_tokens() - coming->prompt->num_cached;
-    ++num_landed_;
-    reservations_.Land(event.reservation_id, &*coming->prompt);
+    const absl::Status landed = reservations_.Land(event, &*coming->prompt);
+    if (landed.ok()) {
+      landed_tokens_ += coming->prompt->num_tokens() - coming->prompt->num_cached;
+      ++num_landed_;
+    } else {
+      BATON_LOG(Error, "draft kv to the device", LogField("status", landed.ToString()));
+    }
   } else {
     reservations_.Drop(event.reservation_id);
   }

@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "baton/worker/v1/common.pb.h"
 #include "decode_worker/reservation_table.h"
+#include "engine/runtime/model_runner.h"
 #include "engine/runtime/sequence.h"
 #include "kvtransfer/receiver.h"
 
@@ -18,8 +19,11 @@ namespace baton::decode {
 // place in silence, and a failure is only counted. Whole blocks only. Engine thread only.
 class DraftIntake {
  public:
-  // All outlive it. `memory` is that of the draft model's pool, into which `receiver` writes.
-  DraftIntake(runtime::KvMemory* memory, kvtransfer::Receiver* receiver, const base::Clock* clock);
+  // All outlive it. `memory` and `runner` are the draft model's, into whose pool `receiver` writes.
+  DraftIntake(runtime::KvMemory* memory,
+              runtime::ModelRunner* runner,
+              kvtransfer::Receiver* receiver,
+              const base::Clock* clock);
 
   // A place for the full blocks of `prompt`. Nothing when there is no full block, no room, or
   // nothing that is missing.

@@ -267,7 +267,7 @@ class DecodeRole : public worker::WorkerRole {
                                      [loop = loop_.get()](kvtransfer::ReceiverEvent event) {
                                        loop->OnDraftReceiverEvent(std::move(event));
                                      }));
-    draft_intake_ = std::make_unique<DraftIntake>(drafter->memory(), draft_receiver_.get(),
+    draft_intake_ = std::make_unique<DraftIntake>(drafter->memory(), &runner, draft_receiver_.get(),
                                                   options_.loop.clock);
     drafter->set_intake(draft_intake_.get());
     loop_->set_draft_intake(draft_intake_.get());

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "kvtransfer/transport_terms.h"
 
 namespace baton::decode {
 namespace {
@@ -17,9 +18,10 @@ constexpr int kQuarantineDivisor = 20;  // 5 %
 }  // namespace
 
 ReservationTable::ReservationTable(runtime::KvMemory* memory,
+                                   runtime::ModelRunner* runner,
                                    kvtransfer::Receiver* receiver,
                                    const base::Clock* clock)
-    : memory_(*memory), receiver_(*receiver), clock_(*clock) {}
+    : memory_(*memory), runner_(*runner), receiver_(*receiver), clock_(*clock) {}
 
 absl::Status ReservationTable::CheckQuarantine() const {
   // One request may always be in quarantine, however big.
@@ -73,15 +75,24 @@ std::optional<CallId> ReservationTable::Find(uint64_t reservation_id) const {
   return found->second.call;
 }
 
-void ReservationTable::Land(uint64_t reservation_id, runtime::Sequence* prompt) {
-  const auto found = promises_.find(reservation_id);
+absl::Status ReservationTable::Land(const kvtransfer::ReceiverEvent& event,
+                                    runtime::Sequence* prompt) {
+  const auto found = promises_.find(event.reservation_id);
   const Promise& promise = found->second;
+  if (!kvtransfer::IsBetweenDevices(event.transport)) {
+    const absl::Status brought = runner_.BlocksLanded(promise.missing);
+    if (!brought.ok()) {
+      Drop(event.reservation_id);
+      return brought;
+    }
+  }
   memory_.pool().Activate(promise.missing);
   memory_.pool().Release(promise.headroom);
   prompt->blocks = promise.blocks;
   prompt->num_computed = prompt->num_tokens();
   memory_.Publish(prompt);
   promises_.erase(found);
+  return absl::OkStatus();
 }
 
 void ReservationTable::Drop(uint64_t reservation_id) {

@@ -8,10 +8,12 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "engine/base/clock.h"
+#include "engine/runtime/model_runner.h"
 #include "engine/runtime/sequence.h"
 #include "kvtransfer/receiver.h"
 
@@ -24,8 +26,9 @@ using CallId = uint64_t;
 // lives as long as its call. Engine thread only.
 class ReservationTable {
  public:
-  // All outlive the table. `clock` times the quarantine.
+  // All outlive the table. `runner` has the blocks of `memory`; `clock` times the quarantine.
   ReservationTable(runtime::KvMemory* memory,
+                   runtime::ModelRunner* runner,
                    kvtransfer::Receiver* receiver,
                    const base::Clock* clock);
 
@@ -37,15 +40,17 @@ class ReservationTable {
                                               runtime::Sequence* prompt,
                                               int headroom,
                                               int keep_available);
-  // Every prompt block's id, from block 0, and how many of them are here already.
+  // Every prompt block's id, from block 0.
   const std::vector<kv::BlockId>& blocks(uint64_t reservation_id) const {
     return promises_.at(reservation_id).blocks;
   }
 
   // The call that waits for it; nothing when it has been revoked or is not known.
   std::optional<CallId> Find(uint64_t reservation_id) const;
-  // The blocks have landed: `prompt` is computed, headroom is back in the pool.
-  void Land(uint64_t reservation_id, runtime::Sequence* prompt);
+  // The blocks have landed: those that did not come to where steps read them are brought there,
+  // `prompt` is computed, headroom is back in the pool. Errors: the device's; the reservation is
+  // dropped then, and nobody finds the blocks.
+  absl::Status Land(const kvtransfer::ReceiverEvent& event, runtime::Sequence* prompt);
   // No writer is left and the blocks are not usable: they are free.
   void Drop(uint64_t reservation_id);
   // The call has ended, as was asked for at `asked_at`. Blocks that a peer may still write into are
@@ -78,6 +83,7 @@ class ReservationTable {
   absl::Status CheckQuarantine() const;
 
   runtime::KvMemory& memory_;
+  runtime::ModelRunner& runner_;
   kvtransfer::Receiver& receiver_;
   const base::Clock& clock_;
   absl::flat_hash_map<uint64_t, Promise> promises_;        // by reservation id

@@ -96,12 +96,19 @@ class FakeRunner : public runtime::ModelRunner {
     }
   }
 
+  absl::Status BlocksLanded(absl::Span<const kv::BlockId> blocks) override {
+    landed.insert(landed.end(), blocks.begin(), blocks.end());
+    return landed_status;
+  }
+
   // What tests look at and change.
   int steps = 0;
   int64_t tokens_computed = 0;
   std::function<void(int layer)> on_layer;  // inside a step, before the observer
   int64_t nan_token = -1;                   // a context that ends with it gives NaN
   absl::Status step_status;
+  std::vector<kv::BlockId> landed;  // to be brought to the device that this might be
+  absl::Status landed_status;
 
  private:
   // The row of one (layer, K|V, head): eight numbers that only this token at this place has.

@@ -484,6 +484,16 @@ TEST_F(DecodeLoopTest, FailedHandOverEndsTheCallWithItsStatus) {
   EXPECT_EQ(loop_->memory().pool().counts().free, 8);
 }
 
+TEST_F(DecodeLoopTest, BlocksThatTheDeviceDoesNotTakeEndTheCallAndAreNotFoundAgain) {
+  Make(8);
+  runner_->landed_status = absl::InternalError("device");
+  const OpenCall call = HandOver(FakeRequest(FakePrompt(100, 1), 10), {3});
+  Settle();
+  EXPECT_EQ(call.sink->status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(runner_->landed.size(), 2u);
+  EXPECT_EQ(loop_->memory().pool().counts().free, 8);
+}
+
 TEST_F(DecodeLoopTest, NonsenseFirstTokensAreDataLoss) {
   Make(64);
   const auto check = [&](ReceiverEvent event) {

@@ -6,6 +6,7 @@
 #include "gtest/gtest.h"
 
 #include "tests/support/fake_receiver.h"
+#include "tests/support/fake_runner.h"
 
 namespace baton::decode {
 namespace {
@@ -28,6 +29,7 @@ class DraftIntakeTest : public ::testing::Test {
   }
   void Send(ReceiverEvent::Kind kind, uint64_t reservation_id) {
     ReceiverEvent event;
+    event.transport = "tcp";
     event.kind = kind;
     event.reservation_id = reservation_id;
     intake_.OnReceiverEvent(event);
@@ -37,7 +39,8 @@ class DraftIntakeTest : public ::testing::Test {
   base::FakeClock clock_;
   runtime::KvMemory memory_{8};
   testing::FakeReceiver receiver_;
-  DraftIntake intake_{&memory_, &receiver_, &clock_};
+  testing::FakeRunner runner_{8};
+  DraftIntake intake_{&memory_, &runner_, &receiver_, &clock_};
 };
 
 TEST_F(DraftIntakeTest, FullBlocksHaveAPlaceAndAreInTheCacheWhenTheyLand) {
@@ -58,6 +61,20 @@ TEST_F(DraftIntakeTest, FullBlocksHaveAPlaceAndAreInTheCacheWhenTheyLand) {
   EXPECT_EQ(longer->first_missing_block(), 3u);
   Send(ReceiverEvent::Kind::kFailed, longer->handoff().reservation_id());
   EXPECT_EQ(memory_.pool().counts().cached, 3);
+}
+
+TEST_F(DraftIntakeTest, BlocksComeToTheDeviceThatDraftsOrAreForgotten) {
+  const auto draft = intake_.Reserve(kCall, Prompt(200));
+  Send(ReceiverEvent::Kind::kLanded, draft->handoff().reservation_id());
+  EXPECT_EQ(runner_.landed,
+            std::vector<kv::BlockId>(draft->block_table().begin(), draft->block_table().end()));
+  const auto longer = intake_.Reserve(kCall, Prompt(320));
+  runner_.landed_status = absl::InternalError("device");
+  Send(ReceiverEvent::Kind::kLanded, longer->handoff().reservation_id());
+  EXPECT_EQ(memory_.pool().counts().cached, 3);
+  EXPECT_EQ(intake_.num_landed(), 1);
+  EXPECT_EQ(intake_.landed_tokens(), 192);
+  EXPECT_FALSE(intake_.IsComing(kCall));
 }
 
 TEST_F(DraftIntakeTest, WhatDoesNotFitIsLeft) {

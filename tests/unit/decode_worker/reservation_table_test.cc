@@ -1,9 +1,12 @@
 #include "decode_worker/reservation_table.h"
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
+
+#include "tests/support/fake_runner.h"
 
 namespace baton::decode {
 namespace {
@@ -39,13 +42,21 @@ class ReservationTableTest : public ::testing::Test {
     for (int i = 0; i < tokens; ++i) ids.push_back(seed * 10000 + i);
     return runtime::Sequence(ids, hasher_, seed);
   }
+  static kvtransfer::ReceiverEvent Landed(uint64_t reservation_id,
+                                          const std::string& transport = "shm") {
+    kvtransfer::ReceiverEvent event;
+    event.reservation_id = reservation_id;
+    event.transport = transport;
+    return event;
+  }
   const kv::BlockCounts& counts() const { return memory_.pool().counts(); }
 
   const kv::BlockHasher hasher_{"model", kv::KvFormat::kF32, ""};
   runtime::KvMemory memory_{40};
   CountingReceiver receiver_;
   base::FakeClock clock_;
-  ReservationTable table_{&memory_, &receiver_, &clock_};
+  testing::FakeRunner runner_{40};
+  ReservationTable table_{&memory_, &runner_, &receiver_, &clock_};
 };
 
 TEST_F(ReservationTableTest, LandedBlocksAreThePromptsAndHeadroomGoesBack) {
@@ -54,7 +65,7 @@ TEST_F(ReservationTableTest, LandedBlocksAreThePromptsAndHeadroomGoesBack) {
   ASSERT_TRUE(handoff.ok());
   EXPECT_EQ(counts().reserved, 6);
   EXPECT_EQ(table_.Find(handoff->reservation_id()), 7u);
-  table_.Land(handoff->reservation_id(), &prompt);
+  ASSERT_TRUE(table_.Land(Landed(handoff->reservation_id()), &prompt).ok());
   EXPECT_EQ(counts().active, 4);
   EXPECT_EQ(counts().reserved, 0);
   EXPECT_EQ(prompt.num_computed, 3 * kBlockTokens + 1);
@@ -67,7 +78,7 @@ TEST_F(ReservationTableTest, LandedBlocksAreThePromptsAndHeadroomGoesBack) {
 TEST_F(ReservationTableTest, CachedBlocksAreSharedUpToTheWholePrompt) {
   runtime::Sequence first = Prompt(3 * kBlockTokens, 1);
   const auto handoff = table_.Reserve(1, &first, 0, 0);
-  table_.Land(handoff->reservation_id(), &first);
+  ASSERT_TRUE(table_.Land(Landed(handoff->reservation_id()), &first).ok());
   runtime::Sequence second = Prompt(3 * kBlockTokens, 1);
   const auto again = table_.Reserve(2, &second, 1, 0);
   ASSERT_TRUE(again.ok());
@@ -75,10 +86,46 @@ TEST_F(ReservationTableTest, CachedBlocksAreSharedUpToTheWholePrompt) {
   EXPECT_EQ(receiver_.last.first_missing_block, 3);
   EXPECT_EQ(receiver_.last.blocks, first.blocks);
   EXPECT_EQ(counts().reserved, 1);
-  table_.Land(again->reservation_id(), &second);
+  ASSERT_TRUE(table_.Land(Landed(again->reservation_id()), &second).ok());
   memory_.Release(&first);
   memory_.Release(&second);
   EXPECT_EQ(counts().active, 0);
+}
+
+// A step reads the pool where it computes, which need not be where a peer has written.
+TEST_F(ReservationTableTest, WhatLandedOnTheHostIsBroughtToTheDevice) {
+  runtime::Sequence first = Prompt(2 * kBlockTokens, 1);
+  const auto handoff = table_.Reserve(1, &first, /*headroom=*/1, 0);
+  ASSERT_TRUE(table_.Land(Landed(handoff->reservation_id()), &first).ok());
+  EXPECT_EQ(runner_.landed, first.blocks);
+  // Of a longer prompt, only what was missing.
+  std::vector<uint32_t> ids = first.tokens;
+  ids.resize(3 * kBlockTokens + 5);
+  runtime::Sequence longer(ids, hasher_, 2);
+  const auto more = table_.Reserve(2, &longer, 0, 0);
+  runner_.landed.clear();
+  ASSERT_TRUE(table_.Land(Landed(more->reservation_id(), "tcp"), &longer).ok());
+  EXPECT_EQ(runner_.landed,
+            std::vector<kv::BlockId>(longer.blocks.begin() + 2, longer.blocks.end()));
+  // From device to device there is nothing to do.
+  runtime::Sequence direct = Prompt(kBlockTokens, 3);
+  const auto between = table_.Reserve(3, &direct, 0, 0);
+  runner_.landed.clear();
+  ASSERT_TRUE(table_.Land(Landed(between->reservation_id(), "cuda_ipc"), &direct).ok());
+  EXPECT_TRUE(runner_.landed.empty());
+  for (runtime::Sequence* prompt : {&first, &longer, &direct}) memory_.Release(prompt);
+  EXPECT_EQ(counts().active, 0);
+}
+
+TEST_F(ReservationTableTest, WhatTheDeviceDoesNotTakeIsFoundByNobody) {
+  runtime::Sequence prompt = Prompt(2 * kBlockTokens, 1);
+  const uint64_t id = table_.Reserve(1, &prompt, 1, 0)->reservation_id();
+  runner_.landed_status = absl::InternalError("device");
+  EXPECT_EQ(table_.Land(Landed(id), &prompt), runner_.landed_status);
+  EXPECT_EQ(table_.Find(id), std::nullopt);
+  memory_.Release(&prompt);
+  EXPECT_EQ(counts().free, 40);
+  EXPECT_EQ(counts().cached, 0);
 }
 
 TEST_F(ReservationTableTest, ReserveTakesNothingWhenShort) {

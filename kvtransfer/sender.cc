@@ -84,6 +84,32 @@ absl::StatusOr<Connected> TryOne(const worker::v1::TransportEndpoint& endpoint,
   return connected;
 }
 
+// A transport that would have been better, and why it is not.
+struct Miss {
+  std::string name;
+  absl::Status why;
+};
+
+std::vector<std::string> Reasons(const std::vector<Miss>& misses) {
+  std::vector<std::string> reasons;
+  for (const Miss& miss : misses)
+    reasons.push_back(absl::StrCat(miss.name, ": ", miss.why.message()));
+  return reasons;
+}
+
+void ReportFallback(const SenderOptions& options,
+                    const std::vector<Miss>& misses,
+                    const std::string& taken) {
+  if (misses.empty()) return;
+  for (const std::string& reason : Reasons(misses))
+    BATON_LOG(Warning, "transport not usable ", reason);
+  const TransportFallback fallback{misses.front().name, taken,
+                                   std::string(FallbackReason(misses.front().why))};
+  BATON_LOG(Warning, "transport fallback from=", fallback.from, " to=", fallback.to,
+            " reason=", fallback.reason);
+  if (options.on_fallback) options.on_fallback(fallback);
+}
+
 // The first of the peer's transports that works here, in its order, or exactly the one required.
 absl::StatusOr<Connected> Connect(const SenderOptions& options, const worker::v1::Hello& peer) {
   const TransportTerms ours = OurTerms(options);
@@ -94,18 +120,21 @@ absl::StatusOr<Connected> Connect(const SenderOptions& options, const worker::v1
   connect.device_pool = options.device_pool;
   connect.layout = options.layout;
   connect.timeout = options.reply_timeout;
-  std::vector<std::string> reasons;
+  std::vector<Miss> misses;
+  if (absl::Status best = CheckBestOffered(ours, theirs); !best.ok())
+    misses.push_back({ours.offers.front(), std::move(best)});
   for (const worker::v1::TransportEndpoint& endpoint : peer.transports()) {
     if (!ours.required.empty() && ours.required != endpoint.name()) continue;
     if (std::find(ours.offers.begin(), ours.offers.end(), endpoint.name()) == ours.offers.end())
       continue;
     absl::StatusOr<Connected> connected = TryOne(endpoint, connect);
     if (connected.ok()) {
-      for (const std::string& reason : reasons) BATON_LOG(Warning, "transport not usable ", reason);
+      ReportFallback(options, misses, endpoint.name());
       return connected;
     }
-    reasons.push_back(absl::StrCat(endpoint.name(), ": ", connected.status().message()));
+    misses.push_back({endpoint.name(), connected.status()});
   }
+  std::vector<std::string> reasons = Reasons(misses);
   if (reasons.empty()) reasons.push_back("the decode worker offers none");
   const std::string message = absl::StrCat("transport: none works: ", absl::StrJoin(reasons, "; "),
                                            " (", DescribeTerms(ours, theirs), ")");

@@ -18,6 +18,7 @@
 #include "engine/base/clock.h"
 #include "engine/kv/kv_layout.h"
 #include "kvtransfer/peer_link.h"
+#include "kvtransfer/transport_terms.h"
 
 namespace baton::kvtransfer {
 
@@ -36,6 +37,8 @@ struct SenderOptions {
   std::string transport = "auto";
   // This one or none, whatever else is offered: no silent fallback. Empty: any.
   std::string required_transport;
+  // Create has taken another transport than the best one. Called in it; may be empty.
+  std::function<void(const TransportFallback&)> on_fallback;
   // A unit without progress for max(this, 3x the predicted time) is stalled.
   absl::Duration stall_timeout_min = absl::Milliseconds(250);
   // For connecting, and for the peer's answers to the opening and to the Commit of a hand-over.

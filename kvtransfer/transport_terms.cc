@@ -62,6 +62,39 @@ absl::Status CheckPools(const kv::KvLayout& layout,
   return absl::OkStatus();
 }
 
+absl::string_view FallbackReason(const absl::Status& why) {
+  switch (why.code()) {
+    case absl::StatusCode::kNotFound:
+      return "not_offered";
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+      return "unreachable";
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kInvalidArgument:
+      return "refused";
+    default:
+      return "error";
+  }
+}
+
+std::vector<TransportFallback> PossibleFallbacks(const std::vector<std::string>& offers) {
+  std::vector<TransportFallback> all;
+  for (size_t from = 0; from < offers.size(); ++from) {
+    for (size_t to = from + 1; to < offers.size(); ++to) {
+      for (const char* reason : {"not_offered", "unreachable", "refused", "error"})
+        all.push_back({offers[from], offers[to], reason});
+    }
+  }
+  return all;
+}
+
+absl::Status CheckBestOffered(const TransportTerms& ours, const TransportTerms& theirs) {
+  if (!ours.required.empty() || theirs.offers.size() < 2 || ours.offers.empty() ||
+      Has(theirs.offers, ours.offers.front()))
+    return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("the ", theirs.role, " worker does not offer it"));
+}
+
 std::vector<std::string> OffersOf(const worker::v1::Hello& hello) {
   std::vector<std::string> offers;
   for (const worker::v1::TransportEndpoint& endpoint : hello.transports())

@@ -41,6 +41,23 @@ absl::Status CheckPools(const kv::KvLayout& layout,
                         const base::Buffer* pool,
                         const base::Buffer* device_pool);
 
+// Two workers met and did not take the best transport that both might have.
+struct TransportFallback {
+  std::string from;  // the best one
+  std::string to;    // the one taken
+  std::string reason;
+};
+
+// The `reason`, from what the better transport has said: not_offered, unreachable, refused, error.
+absl::string_view FallbackReason(const absl::Status& why);
+
+// All that a worker can meet which offers `offers`, best first.
+std::vector<TransportFallback> PossibleFallbacks(const std::vector<std::string>& offers);
+
+// What keeps `ours` from its best transport before anything is tried: NOT_FOUND where a peer that
+// takes the best it has does not offer it. A peer that offers one transport was told to.
+absl::Status CheckBestOffered(const TransportTerms& ours, const TransportTerms& theirs);
+
 // Names in a Hello, in its order.
 std::vector<std::string> OffersOf(const worker::v1::Hello& hello);
 

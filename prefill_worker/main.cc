@@ -48,6 +48,12 @@ PrefillLoopOptions LoopOptions(const worker::WorkerOptions& worker_options) {
   return options;
 }
 
+base::Counter FallbackCounter(base::Metrics* metrics,
+                              const kvtransfer::TransportFallback& fallback) {
+  return metrics->counter(base::CounterId::kKvTransportFallback,
+                          {fallback.from, fallback.to, fallback.reason});
+}
+
 class PrefillRole : public worker::WorkerRole {
  public:
   PrefillRole(PrefillLoopOptions options,
@@ -74,6 +80,7 @@ class PrefillRole : public worker::WorkerRole {
                            std::function<void()> changed) override {
     host_ = std::move(host);
     security_ = process::MakeChannelSecurity(worker_options_.tls.client);
+    metrics_ = metrics;
     peers_ = std::make_unique<PeerClient>(
         ClientOptions(*host_->runner, "prefill", host_->fingerprint, changed));
     options_.model_fingerprint = host_->ModelKey();
@@ -109,6 +116,14 @@ class PrefillRole : public worker::WorkerRole {
          kvtransfer::TransportsOf(worker_options_.kv_transport, runner.host_pool() != nullptr,
                                   runner.device_pool() != nullptr))
       options.sender.hello.add_transports()->set_name(name);
+    // Its series exist from the start: a worker may meet others before the first scrape.
+    for (const kvtransfer::TransportFallback& fallback :
+         kvtransfer::PossibleFallbacks(kvtransfer::OffersOf(options.sender.hello)))
+      FallbackCounter(metrics_, fallback);
+    options.sender.on_fallback = [metrics =
+                                      metrics_](const kvtransfer::TransportFallback& fallback) {
+      FallbackCounter(metrics, fallback).Increment();
+    };
     options.sender.checksums = absl::GetFlag(FLAGS_kv_checksums);
     options.sender.hello.set_incarnation(host_->incarnation);
     options.sender.hello.set_role(role);
@@ -145,6 +160,7 @@ class PrefillRole : public worker::WorkerRole {
   const std::string draft_model_;
   const worker::WorkerOptions worker_options_;
   process::ChannelSecurity security_;  // of all sessions
+  base::Metrics* metrics_ = nullptr;
   std::unique_ptr<worker::EngineHost> host_;
   std::unique_ptr<runtime::ModelRunner> draft_runner_;  // null without a draft model
   std::unique_ptr<PrefillService> service_;

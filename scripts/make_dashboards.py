@@ -131,6 +131,8 @@ DISAGGREGATION = [
     ("Transports", [
         Panel("Transport in use", (f"sum by (transport, role, instance, peer) (baton_kv_transport_selected{{{ROUTER}}})", "{{role}} {{instance}} {{transport}}"), kind="table"),
         Panel("Speed of the probe copy", (f"max by (transport, instance, role) (baton_kv_transport_probe_bytes_per_second{{{ROUTER}}})", "{{role}} {{instance}} {{transport}}"), "Bps"),
+        Panel("Not over the best transport", (f"sum by (from, to, reason, instance) (baton_kv_transport_fallback_total{{{ROUTER}}})", "{{instance}} {{from}} to {{to}}: {{reason}}"), kind="table",
+              help="Meetings of two workers, since the prefill worker's start, that took another transport than the best one both might have."),
         Panel("Where requests go", rate("baton_router_decisions_total", "decision"), "reqps", stack=True),
     ]),
     ("Prefill against decode", [

@@ -51,6 +51,9 @@
   X(KvTransferFailures, "baton_kv_transfer_failures_total", kWorkers,                             \
     "transport=cuda_ipc|shm|tcp reason=abort|checksum|peer_gone|stall|error",                              \
     "Hand-overs that failed.")                                                                    \
+  X(KvTransportFallback, "baton_kv_transport_fallback_total", kPrefill, "from to reason",         \
+    "Meetings with a decode worker that took another transport than the best one that both might "\
+    "have; reason: not_offered, unreachable, refused or error.")                                  \
   X(KvReservationExpired, "baton_kv_reservation_expired_total", kDecode, "",                      \
     "Reservations whose deadline passed before the KV landed.")                                   \
   /* Router. */                                                                                   \

@@ -30,6 +30,11 @@ def test_between_two_hosts_shared_memory_gives_way_to_tcp_and_says_so():
         assert answer.timings.kv_transport == "tcp" and answer.timings.kv_bytes > 0
         prefill, decode = service.prefill[0], service.decode[0]
         assert "transport not usable shm" in prefill.log()
+        assert "transport fallback from=shm to=tcp reason=unreachable" in prefill.log()
+        counted = [line for line in service.network.metrics_text(prefill).splitlines() if line.startswith("baton_kv_transport_fallback_total{")]
+        # The other reasons are there, at zero.
+        assert len(counted) == 4 and [line.endswith('} 1') for line in counted if 'reason="unreachable"' in line] == [True], counted
+        assert all(line.endswith("} 0") for line in counted if 'reason="unreachable"' not in line), counted
         for worker in (prefill, decode):
             harness.wait_until(lambda: "baton_kv_transport_selected{" in service.network.metrics_text(worker))
             metrics = service.network.metrics_text(worker)

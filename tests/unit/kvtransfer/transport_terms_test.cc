@@ -1,15 +1,22 @@
 #include "kvtransfer/transport_terms.h"
 
+#include <functional>
+#include <string>
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "tests/unit/kvtransfer/handoff_pair.h"
 
 namespace baton::kvtransfer {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 std::string Refusal(const absl::Status& status) {
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
@@ -54,6 +61,9 @@ class MeetingTest : public ::testing::Test {
     *send_.hello.mutable_fingerprint() = receive_.fingerprint;
     send_.hello.add_transports()->set_name("shm");
     send_.hello.add_transports()->set_name("tcp");
+    send_.on_fallback = [this](const TransportFallback& fallback) {
+      fallbacks_.push_back(absl::StrCat(fallback.from, " to ", fallback.to, ": ", fallback.reason));
+    };
   }
   void StartDecode() {
     receiver_ = *Receiver::Create(receive_, [](ReceiverEvent) {});
@@ -68,6 +78,7 @@ class MeetingTest : public ::testing::Test {
   SenderOptions send_;
   MemoryLink link_;
   SessionId session_ = 0;
+  std::vector<std::string> fallbacks_;
   std::unique_ptr<Receiver> receiver_;
 };
 
@@ -83,10 +94,50 @@ TEST_F(MeetingTest, FailingOpenFallsBackOnlyWhereThatIsAllowed) {
     EXPECT_EQ((*sender)->transport_name(), "tcp");
     EXPECT_GT((*sender)->probe_bytes_per_second(), 0);
   }
+  EXPECT_THAT(fallbacks_, ElementsAre("shm to tcp: unreachable"));
+  fallbacks_.clear();
   send_.required_transport = "shm";
   EXPECT_THAT(Refusal(Sender::Create(send_, hello, &link_).status()),
               AllOf(HasSubstr("shm: "), HasSubstr("prefill offers shm, tcp and requires shm"),
                     HasSubstr("decode offers shm, tcp")));
+  EXPECT_THAT(fallbacks_, IsEmpty()) << "a refusal is no fallback";
+}
+
+TEST_F(MeetingTest, TheBestTransportThatThePeerDoesNotHaveIsAFallbackToo) {
+  receive_.transports = {"tcp", "shm"};
+  StartDecode();
+  // With the decode worker's offers changed so.
+  const auto meet = [&](const std::function<void(worker::v1::Hello*)>& change) {
+    fallbacks_.clear();
+    worker::v1::Hello hello = *SayHello();
+    change(&hello);
+    const auto sender = Sender::Create(send_, hello, &link_);
+    ASSERT_TRUE(sender.ok()) << sender.status();
+    EXPECT_EQ((*sender)->transport_name(), "tcp");
+    receiver_->OnPeerGone(session_);
+  };
+  meet([](worker::v1::Hello*) {});
+  EXPECT_THAT(fallbacks_, IsEmpty()) << "the decode worker's order holds";
+  // It looked for the best it has, which is less than what this one has.
+  meet([](worker::v1::Hello* hello) { hello->mutable_transports(1)->set_name("pigeon"); });
+  EXPECT_THAT(fallbacks_, ElementsAre("shm to tcp: not_offered"));
+  // It was told to use this one.
+  meet([](worker::v1::Hello* hello) { hello->mutable_transports()->RemoveLast(); });
+  EXPECT_THAT(fallbacks_, IsEmpty());
+}
+
+TEST(TransportTermsTest, EveryFallbackThatCanHappenHasItsSeriesFromTheStart) {
+  EXPECT_THAT(PossibleFallbacks({"tcp"}), IsEmpty());
+  std::vector<std::string> all;
+  for (const TransportFallback& fallback : PossibleFallbacks({"cuda_ipc", "shm", "tcp"}))
+    all.push_back(absl::StrCat(fallback.from, ">", fallback.to, " ", fallback.reason));
+  EXPECT_EQ(all.size(), 3u * 4u);
+  for (const absl::Status& why :
+       {absl::NotFoundError(""), absl::UnavailableError(""), absl::DeadlineExceededError(""),
+        absl::FailedPreconditionError(""), absl::InvalidArgumentError(""), absl::InternalError(""),
+        absl::DataLossError("")}) {
+    EXPECT_THAT(all, ::testing::Contains(absl::StrCat("cuda_ipc>shm ", FallbackReason(why))));
+  }
 }
 
 TEST_F(MeetingTest, WithoutARequirementNothingThatWorksIsUnavailable) {

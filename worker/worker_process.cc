@@ -9,6 +9,7 @@
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/version.h"
+#include "engine/ops/cuda_version.h"
 
 namespace baton::worker {
 namespace {
@@ -43,7 +44,9 @@ absl::Status Serve(const WorkerOptions& options, WorkerRole* role) {
   const std::string backend = BackendOf(options, &why);
   BATON_LOG(Info, "device requested=", options.device, " backend=", backend,
             LogField("reason", why));
-  metrics->gauge(base::GaugeId::kBuildInfo, {base::kVersion, base::kCommit, backend, "none"})
+  metrics
+      ->gauge(base::GaugeId::kBuildInfo,
+              {base::kVersion, base::kCommit, backend, ops::CudaVersion()})
       .Set(1);
   StatusSource status(metrics.get(), ServedModelName(options));
   process::StatusPublisher publisher([&](v1::WorkerStatus* out) { status.Fill(out); });

@@ -5,6 +5,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/ops/backend.h"
 #include "engine/ops/cpu/cpu_backend.h"
+#include "engine/ops/cuda_version.h"
 #include "engine/ops/ref/ref_backend.h"
 #include "engine/ops/self_test.h"
 
@@ -16,6 +17,7 @@ namespace cuda {
     WeightDtype dtype, const BackendOptions& options);
 // engine/ops/cuda/cuda_device.h; the same.
 [[gnu::weak]] absl::StatusOr<std::string> ProbeCuda();
+[[gnu::weak]] std::string ToolkitVersion();
 }  // namespace cuda
 
 namespace {
@@ -50,6 +52,10 @@ BackendChoice Choose() {
 const BackendChoice& AutoBackend() {
   static const BackendChoice* choice = new BackendChoice(Choose());
   return *choice;
+}
+
+std::string CudaVersion() {
+  return &cuda::ToolkitVersion == nullptr ? "none" : cuda::ToolkitVersion();
 }
 
 absl::string_view WeightDtypeName(WeightDtype dtype) {

@@ -155,6 +155,7 @@ def test_a_device_that_is_not_visible_is_found_when_the_workers_meet(chain):
         answer = service.stream(service.request(ids=chain_prompt(70), sampling=sampling))
         assert answer.timings.kv_transport == "shm" and answer.ids() == chain_ids(chain, chain_prompt(70))
         assert "transport not usable cuda_ipc: the decode worker's device GPU-" in service.prefill[0].log()
+        assert service.prefill[0].metric("baton_kv_transport_fallback_total", **{"from": "cuda_ipc"}, to="shm", reason="refused") == 1
     with direct(network=OtherDevices()) as service:
         _, details = harness.status_of(lambda: service.stub.Generate(service.request(ids=chain_prompt(70), sampling=sampling),
                                                                       timeout=30 * harness.SLOWNESS))
@@ -208,6 +209,8 @@ def test_auto_takes_a_device_that_can_be_used(pool, chain, monkeypatch):
     service = pool.get(MODELS / "chain", "single", worker_bin=EMULATED, kv_blocks=40, worker_flags=("--device=auto",))
     log = service.workers[0].log()
     assert "requested=auto backend=cuda" in log and "emulated compute_capability=9.0" in log
+    build = [key for key in service.workers[0].metrics() if key.startswith("baton_build_info{")]
+    assert len(build) == 1 and 'backend="cuda"' in build[0] and 'cuda="13.' in build[0], build
     prompt = [(5 * i + 3) % 700 for i in range(30)]
     assert chain_ids(service, prompt) == chain_ids(chain, prompt)
 

@@ -59,6 +59,10 @@ absl::StatusOr<CudaDevice> OpenDevice() {
   return device;
 }
 
+std::string ToolkitVersion() {
+  return absl::StrCat(CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10);
+}
+
 absl::StatusOr<std::string> ProbeCuda() {
   BATON_ASSIGN_OR_RETURN(const CudaDevice device, OpenDevice());
   return absl::StrCat(device.name, " compute_capability=", device.major, ".", device.minor);

@@ -28,6 +28,9 @@ absl::StatusOr<CudaDevice> OpenDevice();
 // Why --device auto does not take CUDA here; OK, and the device in words, where it does.
 absl::StatusOr<std::string> ProbeCuda();
 
+// Of the toolkit that this was compiled with: "13.0".
+std::string ToolkitVersion();
+
 // Whether kernels compiled for `architectures` ("90a-real", "80-real;89-real", CMake's words) run
 // on a device of this compute capability: machine code runs on the same major version from its
 // minor version on, and with the suffix "a" on that one version alone.

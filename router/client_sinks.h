@@ -2,7 +2,6 @@
 
 // The two ways an answer reaches a gRPC client. Private to router_service.cc.
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,6 +13,7 @@
 
 #include "engine/process/grpc_status.h"
 #include "engine/process/stream_writer.h"
+#include "router/answer_merge.h"
 #include "router/generate_call.h"
 
 namespace baton::router {
@@ -59,17 +59,6 @@ class CallReactor : public Reactor, public std::enable_shared_from_this<Self> {
   std::shared_ptr<void> place_;
 };
 
-// Two messages of one answer as one, unless the first is its last.
-inline bool MergeDeltas(v1::GenerateResponse* last, v1::GenerateResponse* next) {
-  if (last->index() != next->index() || last->has_finished()) return false;
-  last->mutable_text()->append(next->text());
-  last->mutable_token_ids()->MergeFrom(next->token_ids());
-  for (auto& logprob : *next->mutable_logprobs()) last->add_logprobs()->Swap(&logprob);
-  last->set_completion_tokens(next->completion_tokens());
-  if (next->has_finished()) last->mutable_finished()->Swap(next->mutable_finished());
-  return true;
-}
-
 // `limit`: most tokens that wait for the client.
 class StreamReactor
     : public CallReactor<grpc::ServerWriteReactor<v1::GenerateResponse>, StreamReactor> {
@@ -81,10 +70,7 @@ class StreamReactor
              .finish =
                  [this](const absl::Status& status) { Finish(process::ToGrpcStatus(status)); },
              .merge = &MergeDeltas,
-             .weigh =
-                 [](const v1::GenerateResponse& message) {
-                   return std::max<size_t>(1, static_cast<size_t>(message.token_ids_size()));
-                 }},
+             .weigh = &WeightOf},
             limit) {}
   process::StreamWriter<v1::GenerateResponse>& writer() { return writer_; }
   void OnWriteDone(bool ok) override { writer_.OnWriteDone(ok); }

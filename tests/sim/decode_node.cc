@@ -238,6 +238,7 @@ DecodeNode::~DecodeNode() {
 void DecodeNode::Open(const worker::v1::DecodeRequest::Open& open,
                       std::shared_ptr<DecodeServerCall> sink,
                       const std::shared_ptr<Stream>& stream) {
+  if (absl::Status refusal = Refusal(); !refusal.ok()) return sink->Finish(std::move(refusal));
   absl::StatusOr<runtime::EngineRequest> request =
       worker::RequestFromProto(open.spec(), loop_->limits());
   if (!request.ok()) return sink->Finish(request.status());
@@ -278,6 +279,11 @@ void DecodeNode::OnHello(std::shared_ptr<ControlChannel> channel, const worker::
 
 void DecodeNode::OnDataStream(std::shared_ptr<Stream> stream) {
   receiver_->OnDataStream(std::move(stream));
+}
+
+void DecodeNode::EndCalls() {
+  engine_->Finish();
+  loop_->Stop();
 }
 
 worker::v1::WorkerStatus DecodeNode::Status() const {

@@ -36,6 +36,7 @@ void Engine::Kick() {
 
 void Engine::Tick() {
   soon_ = false;
+  if (dying_) return;
   fiber_.Start([this] { worked_ = run_once_(); });
   AfterRun();
 }
@@ -45,6 +46,7 @@ void Engine::OnLayer() {
   world_->After(world_->random().Between(absl::Microseconds(10), layer_time_max_), process_,
                 "layer", [this] {
                   own_event_ = true;
+                  if (dying_) return;  // it has gone on to the end
                   fiber_.Resume();
                   AfterRun();
                 });

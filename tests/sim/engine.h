@@ -25,7 +25,7 @@ class Engine {
   void OnLayer();
   // After an event of the process, which may have posted something.
   void Kick();
-  // The process dies: what is under way ends at once.
+  // The process dies or stops its engine: what is under way ends at once, and nothing follows.
   void Finish();
 
  private:

@@ -153,6 +153,56 @@ MUTATIONS = {
         "      if (++session.unheard > kMissedHeartbeatsMax) silent.push_back(id);",
         "",
     ),
+    "silent_worker_gets_work": (
+        "router/route_policy.cc",
+        "    } else if (worker.health == WorkerHealth::kSuspect || worker.tripped ||",
+        "    } else if (worker.tripped ||",
+    ),
+    "failing_worker_gets_work": (
+        "router/route_policy.cc",
+        "    } else if (worker.health == WorkerHealth::kSuspect || worker.tripped ||",
+        "    } else if (worker.health == WorkerHealth::kSuspect ||",
+    ),
+    "breaker_opens_for_good": (
+        "router/breaker.h",
+        "    until_ = now + pause_;",
+        "    until_ = now + absl::Hours(1);",
+    ),
+    "failures_do_not_count": (
+        "router/worker_table_place.cc",
+        "    if (verdict == Verdict::kFailed && worker.known) worker.breaker.OnFailure(now);",
+        "    if (verdict == Verdict::kFailed && worker.known) worker.breaker.OnNoVerdict();",
+    ),
+    "draining_worker_gets_work": (
+        "router/worker_table.cc",
+        "      return WorkerHealth::kDraining;",
+        "      return WorkerHealth::kReady;",
+    ),
+    "slow_reader_holds_what_it_likes": (
+        "engine/process/stream_writer.h",
+        "      if (waiting_weight_ + weight > limit_ && !queue_.empty()) return WriteResult::kFull;",
+        "",
+    ),
+    "slow_reader_is_refused_too_soon": (
+        "engine/process/stream_writer.h",
+        "    waiting_weight_ -= (front ? queue_.front() : queue_.back()).weight;",
+        "",
+    ),
+    "slow_reader_loses_tokens": (
+        "router/answer_merge.h",
+        "  last->mutable_token_ids()->MergeFrom(next->token_ids());",
+        "",
+    ),
+    "full_buffer_does_not_end_the_call": (
+        "router/generate_call.cc",
+        "    if (!written.ok()) return End(written);",
+        "",
+    ),
+    "stopped_worker_forgets_its_calls": (
+        "decode_worker/decode_loop.cc",
+        '  for (Call* call : open) End(call, absl::UnavailableError("decode: worker stops"));',
+        "",
+    ),
 }
 
 # Rules that stand behind another rule: breaking one of them alone changes no answer.

@@ -121,6 +121,7 @@ void PrefillNode::Open(const worker::v1::PrefillRequest::Open& open,
                        std::shared_ptr<PrefillServerCall> sink,
                        const std::shared_ptr<Stream>& stream,
                        const std::shared_ptr<std::optional<prefill::CallId>>& call) {
+  if (absl::Status refusal = Refusal(); !refusal.ok()) return sink->Finish(std::move(refusal));
   absl::StatusOr<runtime::EngineRequest> request =
       worker::RequestFromProto(open.spec(), loop_->limits());
   if (!request.ok()) return sink->Finish(request.status());
@@ -225,6 +226,11 @@ void PrefillNode::Opened(const std::shared_ptr<Session>& session,
 
 void PrefillNode::Cancel(prefill::CallId call, absl::Status status) {
   loop_->Cancel(call, std::move(status));
+}
+
+void PrefillNode::EndCalls() {
+  engine_->Finish();
+  loop_->Stop();
 }
 
 worker::v1::WorkerStatus PrefillNode::Status() const {

@@ -40,27 +40,16 @@ class InlineEncoder : public router::PromptEncoder {
   }
 };
 
-class RecordingSink : public router::ClientSink {
+class ReaderSink : public router::ClientSink {
  public:
-  explicit RecordingSink(std::shared_ptr<ClientRecord> record) : record_(std::move(record)) {}
+  explicit ReaderSink(std::shared_ptr<Reader> reader) : reader_(std::move(reader)) {}
   absl::Status Write(v1::GenerateResponse response) override {
-    if (record_->num_finishes > 0) record_->written_after_end = true;
-    if (record_->ids.size() <= response.index()) {
-      record_->ids.resize(response.index() + 1);
-      record_->reasons.resize(response.index() + 1);
-    }
-    auto& ids = record_->ids[response.index()];
-    ids.insert(ids.end(), response.token_ids().begin(), response.token_ids().end());
-    if (response.has_finished()) record_->reasons[response.index()] = response.finished().reason();
-    return absl::OkStatus();
+    return reader_->Write(std::move(response));
   }
-  void Finish(const absl::Status& status) override {
-    ++record_->num_finishes;
-    record_->status = status;
-  }
+  void Finish(const absl::Status& status) override { reader_->Finish(status); }
 
  private:
-  const std::shared_ptr<ClientRecord> record_;  // shared with the client
+  const std::shared_ptr<Reader> reader_;
 };
 
 // The router's side of one call to a worker, as gRPC would behave.
@@ -71,12 +60,16 @@ struct ClientCall : std::enable_shared_from_this<ClientCall<Response>> {
   std::shared_ptr<Stream> stream;  // null: the connection was refused
   router::LegEvents<Response> events;
   bool ended = false;
+  bool cancelled = false;
 
   void Message(Response response) {
     if (!ended) events.on_message(std::move(response));
   }
   void End(absl::Status status) {
     if (std::exchange(ended, true)) return;
+    // Whatever the worker says now, the router does not look at it.
+    if (cancelled && status.message() == kSick)
+      status = absl::CancelledError("cancelled by the router");
     if (stream != nullptr) stream->Close(0);
     const auto on_end = std::exchange(events, {}).on_end;
     on_end(std::move(status));
@@ -88,6 +81,7 @@ struct ClientCall : std::enable_shared_from_this<ClientCall<Response>> {
   }
   // As TryCancel: the caller hears of it at once, the worker when it gets there.
   void Cancel() {
+    cancelled = true;
     EndSoon(absl::Microseconds(20), absl::CancelledError("cancelled by the router"));
   }
 };
@@ -154,7 +148,8 @@ RouterNode::RouterNode(Env* env, Workers workers)
       store_(base::Metrics::Create(base::Role::kRouter, "hash")),
       metrics_(store_.get()),
       table_({.prefill = workers_.prefill, .decode = workers_.decode, .clock = &process_->clock()}),
-      policy_(*router::MakeRoutePolicy("prefix", {})),
+      book_(&process_->clock()),
+      policy_(WatchChoices(*router::MakeRoutePolicy("prefix", {}), &book_, env)),
       encoder_(std::make_unique<InlineEncoder>()),
       admission_({.max_running = 6, .max_queue = 16},
                  policy_.get(),
@@ -180,6 +175,24 @@ RouterNode::~RouterNode() {
   for (const auto& forget : forget_) forget();
 }
 
+template <typename Response>
+router::LegEvents<Response> RouterNode::Watched(const std::string& address,
+                                                router::LegEvents<Response> events) {
+  return {[this, address, on_message = std::move(events.on_message)](Response response) {
+            book_.OnAnswer(address);
+            on_message(std::move(response));
+          },
+          [this, address, on_end = std::move(events.on_end)](absl::Status status) {
+            // What it did to a call that was taken back counts for nothing.
+            if (status.message() == kSick) {
+              book_.OnRefusal(address);
+            } else if (!absl::IsCancelled(status)) {
+              book_.OnAnswer(address);
+            }
+            on_end(std::move(status));
+          }};
+}
+
 template <typename Call>
 void RouterNode::Remember(const std::shared_ptr<Call>& call) {
   forget_.push_back([weak = std::weak_ptr<Call>(call)] {
@@ -195,6 +208,7 @@ Node* RouterNode::Find(const std::string& address, bool is_prefill) const {
 void RouterNode::Watch(const std::string& address, bool is_prefill) {
   Node* node = Find(address, is_prefill);
   const auto again = [this, address, is_prefill] {
+    book_.OnDown(address);
     table_.OnDown(address, absl::UnavailableError("connection lost"));
     env_->world->After(kReconnect, process_, "watch",
                        [this, address, is_prefill] { Watch(address, is_prefill); });
@@ -208,6 +222,7 @@ void RouterNode::Watch(const std::string& address, bool is_prefill) {
       if (stream->closed(1)) return;
       stream->Send(1, "status",
                    [router = router, address = node->address(), status = node->Status()] {
+                     router->book_.OnStatus(address, status);
                      router->table_.OnStatus(address, status);
                    });
       world->After(kStatusInterval, node->process(), "report",
@@ -227,19 +242,21 @@ void RouterNode::Watch(const std::string& address, bool is_prefill) {
 }
 
 void RouterNode::Sweep() {
+  book_.OnSweep();
   table_.Sweep();
   env_->world->After(kSweepInterval, process_, "sweep", [this] { Sweep(); });
 }
 
 void RouterNode::Start(const v1::GenerateRequest& request,
                        absl::Duration timeout,
-                       std::shared_ptr<ClientRecord> record,
+                       std::shared_ptr<Reader> reader,
                        std::shared_ptr<router::GenerateCall>* call) {
   const absl::Duration now = process_->clock().Now();
   router::CallRequest call_request{std::make_shared<v1::GenerateRequest>(request),
                                    request.request_label(), "generate", now, now + timeout};
-  *call = std::make_shared<router::GenerateCall>(
-      deps_, std::move(call_request), std::make_unique<RecordingSink>(std::move(record)));
+  reader->Attach(process_);
+  *call = std::make_shared<router::GenerateCall>(deps_, std::move(call_request),
+                                                 std::make_unique<ReaderSink>(std::move(reader)));
   (*call)->Start(absl::OkStatus(), "");
 }
 
@@ -262,7 +279,7 @@ std::unique_ptr<router::PrefillLeg> RouterNode::OpenPrefill(const std::string& a
   };
   PrefillNode* node = workers_.find_prefill(address);
   auto leg = std::make_unique<Leg>();
-  leg->call = MakeCall(env_, process_, node, deadline, std::move(events));
+  leg->call = MakeCall(env_, process_, node, deadline, Watched(address, std::move(events)));
   Remember(leg->call);
   leg->node = node;
   leg->id = std::make_shared<std::optional<prefill::CallId>>();
@@ -285,7 +302,7 @@ std::unique_ptr<router::DecodeLeg> RouterNode::OpenDecode(const std::string& add
   };
   DecodeNode* node = workers_.find_decode(address);
   auto leg = std::make_unique<Leg>();
-  leg->call = MakeCall(env_, process_, node, deadline, std::move(events));
+  leg->call = MakeCall(env_, process_, node, deadline, Watched(address, std::move(events)));
   Remember(leg->call);
   if (node == nullptr) return leg;
   leg->call->stream->Send(

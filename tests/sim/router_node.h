@@ -11,18 +11,11 @@
 #include <vector>
 
 #include "router/generate_call.h"
+#include "tests/sim/reader.h"
+#include "tests/sim/router_book.h"
 #include "tests/sim/workers.h"
 
 namespace baton::sim {
-
-// What one client got.
-struct ClientRecord {
-  std::vector<std::vector<uint32_t>> ids;  // of each choice
-  std::vector<v1::FinishReason> reasons;
-  int num_finishes = 0;
-  absl::Status status;
-  bool written_after_end = false;
-};
 
 class SimTimers : public router::Timers {
  public:
@@ -55,10 +48,10 @@ class RouterNode : private router::LegFactory {
   ~RouterNode() override;
 
   const std::shared_ptr<Process>& process() const { return process_; }
-  // A client's call; `record` gets what it is answered. `timeout`: its deadline from now on.
+  // A client's call; `reader` gets what it is answered. `timeout`: its deadline from now on.
   void Start(const v1::GenerateRequest& request,
              absl::Duration timeout,
-             std::shared_ptr<ClientRecord> record,
+             std::shared_ptr<Reader> reader,
              std::shared_ptr<router::GenerateCall>* call);
   // A request can be served, as far as the router knows.
   bool usable() const { return table_.Usable().ok(); }
@@ -76,6 +69,10 @@ class RouterNode : private router::LegFactory {
                                                 worker::v1::DecodeRequest::Open open,
                                                 absl::Duration deadline,
                                                 router::DecodeEvents events) override;
+  // Both take note in the book of what `address` answers.
+  template <typename Response>
+  router::LegEvents<Response> Watched(const std::string& address,
+                                      router::LegEvents<Response> events);
   template <typename Call>
   void Remember(const std::shared_ptr<Call>& call);
   // Asks a worker for its status for as long as it answers, and again when it does not.
@@ -91,6 +88,7 @@ class RouterNode : private router::LegFactory {
   std::unique_ptr<base::Metrics> store_;
   router::RouterMetrics metrics_;
   router::WorkerTable table_;
+  RouterBook book_;
   std::unique_ptr<router::RoutePolicy> policy_;
   std::unique_ptr<router::PromptEncoder> encoder_;
   router::Admission admission_;

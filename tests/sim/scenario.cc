@@ -39,6 +39,7 @@ WorkerSettings MakeSettings(Random* random) {
       Pick(random, {absl::Microseconds(10), absl::Microseconds(200), absl::Milliseconds(3)});
   settings.data.socket_bytes = Pick<size_t>(random, {2 << 10, 16 << 10, 64 << 10});
   settings.checksums = random->OneIn(2);
+  settings.client_buffer_tokens = Pick<size_t>(random, {6, 24, 8192});
   if (settings.checksums && random->OneIn(4))
     settings.data.flip_one_in = LogUniform(random, 20, 400);
   if (random->OneIn(6)) {
@@ -98,15 +99,20 @@ SimRequest MakeRequest(Random* random, uint64_t seed, int index) {
     request.patient = false;
   }
   if (random->OneIn(6)) request.cancel_after = LogUniform(random, 1, 1500);
+  if (random->OneIn(4)) {
+    request.reading.pause = absl::Milliseconds(LogUniform(random, 1, 15000));
+    request.reading.pause_after = LogUniform(random, 1, 40) - 1;
+  }
   return request;
 }
 
 Fault MakeFault(Random* random) {
   using Kind = Fault::Kind;
   Fault fault;
-  fault.kind =
-      Pick(random, {Kind::kKillPrefill, Kind::kKillDecode, Kind::kStopPrefill, Kind::kStopDecode,
-                    Kind::kBreakStream, Kind::kBreakStream, Kind::kBlockLink, Kind::kJumpClock});
+  fault.kind = Pick(
+      random, {Kind::kKillPrefill, Kind::kKillDecode, Kind::kStopPrefill, Kind::kStopDecode,
+               Kind::kBreakStream, Kind::kBreakStream, Kind::kBlockLink, Kind::kJumpClock,
+               Kind::kSickPrefill, Kind::kSickDecode, Kind::kDrainPrefill, Kind::kDrainDecode});
   if (random->OneIn(25)) fault.kind = Kind::kKillRouter;
   fault.at_event = LogUniform(random, 10, 4000);
   fault.which = random->Next();
@@ -115,8 +121,13 @@ Fault MakeFault(Random* random) {
 }
 
 bool IsShort(const Fault& fault) {
-  return fault.kind == Fault::Kind::kKillPrefill || fault.kind == Fault::Kind::kKillDecode ||
-         fault.kind == Fault::Kind::kBreakStream;
+  using Kind = Fault::Kind;
+  for (const Kind kind :
+       {Kind::kKillPrefill, Kind::kKillDecode, Kind::kSickPrefill, Kind::kSickDecode,
+        Kind::kDrainPrefill, Kind::kDrainDecode, Kind::kBreakStream}) {
+    if (fault.kind == kind) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -154,6 +165,7 @@ std::string Scenario::ToString() const {
       " swap_blocks=", settings.swap_blocks, " chunk_tokens=", settings.chunk_tokens,
       " format=", kv::KvFormatName(settings.model.format),
       " peer_writes=", settings.data.peer_writes, " checksums=", settings.checksums,
+      " client_buffer_tokens=", settings.client_buffer_tokens,
       " flip_one_in=", settings.data.flip_one_in, " drop_one_in=", settings.control.drop_one_in,
       " repeat_one_in=", settings.control.repeat_one_in,
       " swap_one_in=", settings.control.swap_one_in, "\n");
@@ -164,6 +176,9 @@ std::string Scenario::ToString() const {
         " max_tokens=", request.engine.params.max_tokens, " n=", request.engine.params.n,
         " timeout=", absl::FormatDuration(request.timeout));
     if (request.cancel_after) absl::StrAppend(&out, " cancel_after=", *request.cancel_after);
+    if (request.reading.pause > absl::ZeroDuration())
+      absl::StrAppend(&out, " pause=", absl::FormatDuration(request.reading.pause), " after ",
+                      request.reading.pause_after, " messages");
     out += "\n";
   }
   for (const Fault& fault : faults) {

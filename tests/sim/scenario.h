@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "baton/v1/generation.pb.h"
 #include "engine/runtime/sequence.h"
+#include "tests/sim/reader.h"
 #include "tests/sim/workers.h"
 
 namespace baton::sim {
@@ -20,7 +21,8 @@ struct SimRequest {
   absl::Duration arrives;
   absl::Duration timeout;
   std::optional<uint64_t> cancel_after;  // events from its start on
-  bool patient = true;                   // its deadline is behind everything that can happen
+  Reading reading;
+  bool patient = true;  // its deadline is behind everything that can happen
 };
 
 struct Fault {
@@ -30,14 +32,19 @@ struct Fault {
     kKillRouter,
     kStopPrefill,  // SIGSTOP, then SIGCONT
     kStopDecode,
+    kSickPrefill,  // it refuses all calls and says that it is ready
+    kSickDecode,
+    kDrainPrefill,  // SIGTERM
+    kDrainDecode,
     kBreakStream,
     kBlockLink,
     kJumpClock,
   };
   Kind kind;
   uint64_t at_event;
-  uint64_t which;           // of the possible targets
-  absl::Duration duration;  // until the restart, the SIGCONT, the end of the block; of the jump
+  uint64_t which;  // of the possible targets
+  // Until the restart, the SIGCONT, the end of the block, recovery; of the jump.
+  absl::Duration duration;
 };
 
 struct Scenario {
@@ -47,8 +54,8 @@ struct Scenario {
   WorkerSettings settings;
   std::vector<SimRequest> requests;
   std::vector<Fault> faults;  // by at_event
-  // Nothing but one death or broken stream, which may cost a request two tries, and workers to
-  // spare: no answer may be lost.
+  // Nothing but one death, broken stream, sick or draining worker, which may cost a request two
+  // tries, and workers to spare: no answer may be lost.
   bool survivable = false;
   // For the trace.
   std::string ToString() const;

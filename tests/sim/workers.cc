@@ -44,13 +44,23 @@ void Node::Kill() {
   engine_->Finish();
 }
 
+void Node::Drain() {
+  draining_ = true;
+  env_->world->Trace(address_, " drains");
+}
+
+absl::Status Node::Refusal() const {
+  if (draining_) return absl::UnavailableError("draining");
+  return env_->world->now() < sick_until_ ? absl::UnavailableError(kSick) : absl::OkStatus();
+}
+
 worker::v1::WorkerStatus Node::StatusOf(const std::string& role,
                                         const kv::KvLayout& layout,
                                         worker::v1::WorkerLoad load) const {
   worker::v1::WorkerStatus status;
   status.set_role(role);
   status.set_incarnation(incarnation_);
-  status.set_state(worker::v1::WORKER_STATE_READY);
+  status.set_state(draining_ ? worker::v1::WORKER_STATE_DRAINING : worker::v1::WORKER_STATE_READY);
   *status.mutable_fingerprint() = testing::TestFingerprint(layout);
   *status.mutable_load() = std::move(load);
   status.set_max_model_len(static_cast<uint32_t>(env_->settings.model.max_model_len));

@@ -37,11 +37,15 @@ struct WorkerSettings {
   absl::Duration layer_time_max = absl::Milliseconds(1);
   absl::Duration ticket_timeout = absl::Seconds(3);
   bool checksums = false;
+  size_t client_buffer_tokens = 8192;  // of the router
   DataPlaneOptions data;
   Chaos control;  // of the messages between two workers, after their Hello
 };
 
 class DecodeNode;
+
+// What a sick worker says to every call: it reports that it is ready, and takes none.
+inline constexpr absl::string_view kSick = "sick";
 
 // What the processes of one simulation have in common.
 struct Env {
@@ -113,6 +117,15 @@ class Node {
   virtual worker::v1::WorkerStatus Status() const = 0;
   // Kill -9: nothing of it reaches the world any more.
   void Kill();
+  // Until then every new call fails.
+  void Sicken(absl::Duration until) { sick_until_ = until; }
+  // SIGTERM: no new calls from here on; what is open goes on.
+  void Drain();
+  bool draining() const { return draining_; }
+  // No call is open.
+  virtual bool idle() const = 0;
+  // The drain has taken too long: ends what is open.
+  virtual void EndCalls() = 0;
   // Of the books of this process. Fails the simulation.
   virtual void CheckInvariants() const = 0;
   // What is held although nothing is going on; "" when there is nothing.
@@ -122,12 +135,18 @@ class Node {
   worker::v1::WorkerStatus StatusOf(const std::string& role,
                                     const kv::KvLayout& layout,
                                     worker::v1::WorkerLoad load) const;
+  // What every new call is refused with; OK: none is.
+  absl::Status Refusal() const;
 
   Env* const env_;
   const std::string address_;
   const std::string incarnation_;
   const std::shared_ptr<Process> process_;  // shared with what is under way to it
   std::unique_ptr<Engine> engine_;
+
+ private:
+  absl::Duration sick_until_;
+  bool draining_ = false;
 };
 
 class DecodeNode : public Node {
@@ -147,6 +166,8 @@ class DecodeNode : public Node {
   worker::v1::WorkerStatus Status() const override;
   void CheckInvariants() const override;
   std::string Busy() const override;
+  bool idle() const override { return loop_->num_calls() == 0; }
+  void EndCalls() override;
 
  private:
   class Receiver;
@@ -175,6 +196,8 @@ class PrefillNode : public Node, private prefill::PeerConnector {
   worker::v1::WorkerStatus Status() const override;
   void CheckInvariants() const override;
   std::string Busy() const override;
+  bool idle() const override { return loop_->num_calls() == 0; }
+  void EndCalls() override;
 
  private:
   class Sender;

@@ -19,6 +19,7 @@ constexpr size_t kMaxOutBytes = size_t{4} << 20;  // answers the peer does not r
 }  // namespace
 
 DataConnection::~DataConnection() {
+  port_.reset();  // from here on we write nothing
   AbandonUnit(absl::UnavailableError("data connection: closed"));
 }
 
@@ -74,11 +75,7 @@ absl::Status DataConnection::OnReadable() {
 }
 
 absl::Status DataConnection::OnFrame(const Frame& frame) {
-  if (session_ == 0) {
-    BATON_ASSIGN_OR_RETURN(const AttachFrame attach, ParseAttach(frame));
-    BATON_ASSIGN_OR_RETURN(session_, sink_->Attach(*listener_, attach.token));
-    return listener_->Welcome(fd_.get());
-  }
+  if (session_ == 0) return OnAttach(frame);
   switch (frame.type) {
     case FrameType::kOpen: {
       BATON_ASSIGN_OR_RETURN(const OpenFrame open, ParseOpen(frame));
@@ -90,10 +87,13 @@ absl::Status DataConnection::OnFrame(const Frame& frame) {
     }
     case FrameType::kProbe: {
       BATON_ASSIGN_OR_RETURN(const ProbeFrame probe, ParseProbe(frame));
-      if (listener_->peer_writes()) return Answer(EncodeProbeAck());
-      probe_arriving_ = true;
-      reader_.SkipPayload(probe.bytes);
-      return absl::OkStatus();
+      return OnProbe(probe);
+    }
+    case FrameType::kNcclJoin: {
+      BATON_ASSIGN_OR_RETURN(const NcclJoinFrame join, ParseNcclJoin(frame));
+      if (port_ == nullptr)
+        return absl::InvalidArgumentError("data frame: no communicator on this transport");
+      return port_->Join(join);
     }
     case FrameType::kFarewell: {
       farewell_ = true;
@@ -110,11 +110,76 @@ absl::Status DataConnection::OnFrame(const Frame& frame) {
   }
 }
 
-absl::Status DataConnection::OnUnit(const UnitFrame& unit) {
+absl::Status DataConnection::OnAttach(const Frame& frame) {
+  BATON_ASSIGN_OR_RETURN(const AttachFrame attach, ParseAttach(frame));
+  BATON_ASSIGN_OR_RETURN(session_, sink_->Attach(*listener_, attach.token));
+  BATON_ASSIGN_OR_RETURN(port_, listener_->OpenPort(fd_.get()));
+  return listener_->Welcome(fd_.get());
+}
+
+absl::Status DataConnection::OnProbe(const ProbeFrame& probe) {
+  if (listener_->peer_writes()) return Answer(EncodeProbeAck());
+  if (port_ != nullptr) {
+    announced_.push_back(std::nullopt);
+    return port_->Expect(probe.bytes);
+  }
+  probe_arriving_ = true;
+  reader_.SkipPayload(probe.bytes);
+  return absl::OkStatus();
+}
+
+void DataConnection::BeginUnit(const UnitFrame& unit) {
   std::optional<std::vector<ByteRange>> ranges = sink_->BeginUnit(session_, unit);
   unit_ = unit;
   unit_wanted_ = ranges.has_value();
   unit_ranges_ = unit_wanted_ ? *std::move(ranges) : std::vector<ByteRange>();
+}
+
+absl::Status DataConnection::Advance() {
+  if (port_ == nullptr) return absl::OkStatus();
+  BATON_RETURN_IF_ERROR(port_->Poll());
+  while (!announced_.empty()) {
+    if (placing_) {
+      BATON_ASSIGN_OR_RETURN(const bool placed, port_->Placed());
+      if (!placed) return absl::OkStatus();
+      placing_ = false;
+      FinishUnit();
+    } else if (port_->arrived()) {
+      BATON_RETURN_IF_ERROR(TakeArrived());
+      if (placing_) continue;
+    } else {
+      return absl::OkStatus();
+    }
+    announced_.pop_front();
+    port_->Pop();
+    BATON_RETURN_IF_ERROR(OnWritable());
+    BATON_RETURN_IF_ERROR(port_->Poll());  // there is room for the next one
+  }
+  return absl::OkStatus();
+}
+
+// The reservation is looked at only now: a unit that nobody wants any more has arrived in memory of
+// the port and goes nowhere.
+absl::Status DataConnection::TakeArrived() {
+  if (!announced_.front().has_value()) {
+    out_ += EncodeProbeAck();
+    return absl::OkStatus();
+  }
+  BeginUnit(*announced_.front());
+  if (!unit_wanted_) {
+    FinishUnit();
+    return absl::OkStatus();
+  }
+  placing_ = true;
+  return port_->Place(unit_ranges_);
+}
+
+absl::Status DataConnection::OnUnit(const UnitFrame& unit) {
+  if (port_ != nullptr) {
+    announced_.push_back(unit);
+    return port_->Expect(unit.bytes);
+  }
+  BeginUnit(unit);
   if (listener_->peer_writes()) {  // the bytes are here already
     FinishUnit();
     return OnWritable();
@@ -150,7 +215,9 @@ void DataConnection::FinishUnit() {
 }
 
 void DataConnection::DropUnwantedUnit() {
-  if (!unit_.has_value() || !unit_wanted_ || sink_->Wants(unit_->reservation_id)) return;
+  // (A copy into the pool cannot be called back, and is short.)
+  if (!unit_.has_value() || !unit_wanted_ || placing_ || sink_->Wants(unit_->reservation_id))
+    return;
   reader_.SkipRestOfPayload();
   unit_wanted_ = false;
   sink_->EndUnit(*unit_, absl::CancelledError("hand-over: revoked"));
@@ -164,6 +231,8 @@ void DataConnection::AbandonUnit(const absl::Status& reason) {
 void DataConnection::Shut(const absl::Status& reason) {
   if (shut_) return;
   shut_ = true;
+  port_.reset();  // from here on we write nothing
+  placing_ = false;
   AbandonUnit(reason);
   // (What writes itself has no payload that the reader could still take anywhere.)
   if (!listener_->writes_outlive_socket()) reader_ = FrameReader();

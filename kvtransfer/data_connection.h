@@ -3,6 +3,8 @@
 // The decode side of one data connection: from bytes on a socket to calls on a sink.
 
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -68,6 +70,8 @@ class DataConnection : public DataLine {
   // still go on (PutListener::writes_outlive_socket), to be called again until it is UNAVAILABLE.
   absl::Status OnReadable();
   absl::Status OnWritable();
+  // Where payload comes through a port: takes it further. Every round. Errors: as OnReadable's.
+  absl::Status Advance();
   // Stops receiving a unit that has been revoked meanwhile.
   void DropUnwantedUnit();
 
@@ -79,6 +83,10 @@ class DataConnection : public DataLine {
   // For poll.
   int fd() const { return awaits_exit_ ? process_.get() : fd_.get(); }
   bool wants_write() const { return !out_.empty(); }
+  // Advance has something to do after this long, although poll may find nothing.
+  absl::Duration poll_interval() const {
+    return port_ == nullptr ? absl::InfiniteDuration() : port_->poll_interval();
+  }
   absl::Duration accepted_at() const { return accepted_at_; }
   bool shut() const { return shut_; }
 
@@ -88,7 +96,13 @@ class DataConnection : public DataLine {
   // Of a shut connection only the farewell is still looked for.
   void LookForFarewell(size_t count);
   absl::Status OnFrame(const Frame& frame);
+  absl::Status OnAttach(const Frame& frame);
   absl::Status OnUnit(const UnitFrame& unit);
+  absl::Status OnProbe(const ProbeFrame& probe);
+  // The first announced payload has arrived at the port.
+  absl::Status TakeArrived();
+  // Whether the sink wants the unit, and where.
+  void BeginUnit(const UnitFrame& unit);
   void FinishUnit();
   void AbandonUnit(const absl::Status& reason);
   absl::Status Answer(const std::string& frame);
@@ -112,6 +126,12 @@ class DataConnection : public DataLine {
   bool unit_wanted_ = false;
   std::vector<ByteRange> unit_ranges_;
   bool probe_arriving_ = false;
+
+  // Where payload comes so: units and probes (nothing) that are announced; the first of them may be
+  // being copied into the pool.
+  std::unique_ptr<PayloadPort> port_;
+  std::deque<std::optional<UnitFrame>> announced_;
+  bool placing_ = false;
 };
 
 }  // namespace baton::kvtransfer

@@ -65,6 +65,7 @@ class DeviceCopier {
   ~DeviceCopier();
 
   const base::CudaDevice& device() const { return device_; }
+  base::CuStream* stream() const { return stream_; }
 
   // As transfer_plan.h's. Returns when the copies are under way.
   absl::Status CopyRanges(const uint8_t* from_base,

@@ -15,7 +15,6 @@ namespace {
 
 constexpr size_t kMaxTokenBytes = 64;
 constexpr size_t kMaxReasonBytes = 1024;
-constexpr size_t kSkipBytes = size_t{64} << 10;
 
 template <typename Integer>
 void Put(Integer value, std::string* out) {
@@ -160,6 +159,37 @@ absl::StatusOr<DeviceMemoryFrame> ParseDeviceMemory(const Frame& frame) {
   return memory;
 }
 
+std::string Encode(const NcclOfferFrame& frame) {
+  std::string body;
+  Put(frame.version, &body);
+  Put(frame.slot_bytes, &body);
+  return WithHeader(FrameType::kNcclOffer, body);
+}
+
+absl::StatusOr<NcclOfferFrame> ParseNcclOffer(const Frame& frame) {
+  BodyReader body(frame, FrameType::kNcclOffer);
+  NcclOfferFrame offer;
+  offer.version = body.Take<uint32_t>();
+  offer.slot_bytes = body.Take<uint64_t>();
+  BATON_RETURN_IF_ERROR(body.Finish("nccl offer"));
+  if (offer.version > INT32_MAX) return OutOfBounds("version", offer.version, INT32_MAX);
+  if (offer.slot_bytes == 0 || offer.slot_bytes > kMaxUnitBytes)
+    return OutOfBounds("slot_bytes", offer.slot_bytes, kMaxUnitBytes);
+  return offer;
+}
+
+std::string Encode(const NcclJoinFrame& frame) {
+  return WithHeader(FrameType::kNcclJoin, absl::string_view(frame.id.data(), frame.id.size()));
+}
+
+absl::StatusOr<NcclJoinFrame> ParseNcclJoin(const Frame& frame) {
+  BodyReader body(frame, FrameType::kNcclJoin);
+  NcclJoinFrame join;
+  body.TakeInto(absl::MakeSpan(reinterpret_cast<uint8_t*>(join.id.data()), join.id.size()));
+  BATON_RETURN_IF_ERROR(body.Finish("nccl join"));
+  return join;
+}
+
 std::string Encode(const OpenFrame& frame) {
   std::string body;
   Put(frame.reservation_id, &body);
@@ -297,92 +327,5 @@ absl::StatusOr<ReportFrame> ParseReport(const Frame& frame) {
 std::string EncodeFarewell() { return WithHeader(FrameType::kFarewell, ""); }
 
 std::string EncodeProbeAck() { return WithHeader(FrameType::kProbeAck, ""); }
-
-absl::Span<uint8_t> FrameReader::Want() {
-  switch (state_) {
-    case State::kHeader:
-      return absl::MakeSpan(header_).subspan(done_);
-    case State::kBody:
-      return absl::MakeSpan(reinterpret_cast<uint8_t*>(frame_.body.data()), frame_.body.size())
-          .subspan(done_);
-    case State::kPayload:
-      return places_[place_].subspan(done_);
-    case State::kSkip:
-      break;
-  }
-  scratch_.resize(kSkipBytes);
-  return absl::MakeSpan(scratch_).subspan(0, std::min<uint64_t>(skip_bytes_, kSkipBytes));
-}
-
-absl::StatusOr<FrameReader::Event> FrameReader::Advance(size_t count) {
-  if (state_ == State::kSkip) {
-    skip_bytes_ -= count;
-    if (skip_bytes_ > 0) return Event::kMore;
-    state_ = State::kHeader;
-    return Event::kPayloadDone;
-  }
-  const size_t wanted = Want().size();
-  done_ += count;
-  if (count < wanted) return Event::kMore;
-  done_ = 0;
-  switch (state_) {
-    case State::kHeader:
-      return HeaderDone();
-    case State::kBody:
-      return BodyDone();
-    default:
-      break;
-  }
-  if (++place_ < places_.size()) return Event::kMore;
-  places_.clear();
-  state_ = State::kHeader;
-  return Event::kPayloadDone;
-}
-
-absl::StatusOr<FrameReader::Event> FrameReader::HeaderDone() {
-  const char* header = reinterpret_cast<const char*>(header_.data());
-  const uint16_t type = Get<uint16_t>(header + 4);
-  const uint32_t body_bytes = Get<uint32_t>(header + 8);
-  if (Get<uint32_t>(header) != kFrameMagic || type < static_cast<uint16_t>(FrameType::kAttach) ||
-      type > static_cast<uint16_t>(FrameType::kFarewell) || Get<uint16_t>(header + 6) != 0) {
-    return absl::InvalidArgumentError("data frame: not a frame header");
-  }
-  if (body_bytes > kMaxFrameBody) return OutOfBounds("body_bytes", body_bytes, kMaxFrameBody);
-  frame_.type = static_cast<FrameType>(type);
-  frame_.body.resize(body_bytes);
-  if (body_bytes == 0) return BodyDone();
-  state_ = State::kBody;
-  return Event::kMore;
-}
-
-absl::StatusOr<FrameReader::Event> FrameReader::BodyDone() {
-  const char* header = reinterpret_cast<const char*>(header_.data());
-  if (Get<uint32_t>(header + 12) != FrameCheck(header, frame_.body))
-    return absl::InvalidArgumentError("data frame: damaged");
-  state_ = State::kHeader;
-  return Event::kFrame;
-}
-
-void FrameReader::ReceivePayload(std::vector<absl::Span<uint8_t>> places) {
-  BATON_CHECK(state_ == State::kHeader && done_ == 0 && !places.empty());
-  places_ = std::move(places);
-  place_ = 0;
-  state_ = State::kPayload;
-}
-
-void FrameReader::SkipPayload(uint64_t bytes) {
-  BATON_CHECK(state_ == State::kHeader && done_ == 0 && bytes > 0);
-  skip_bytes_ = bytes;
-  state_ = State::kSkip;
-}
-
-void FrameReader::SkipRestOfPayload() {
-  if (state_ != State::kPayload) return;
-  skip_bytes_ = places_[place_].size() - done_;
-  for (size_t i = place_ + 1; i < places_.size(); ++i) skip_bytes_ += places_[i].size();
-  done_ = 0;
-  places_.clear();
-  state_ = State::kSkip;
-}
 
 }  // namespace baton::kvtransfer

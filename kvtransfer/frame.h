@@ -5,9 +5,9 @@
 // the payload follows a unit's or probe's frame.
 //
 //   header   magic u32, type u16, zero u16, body bytes u32, check u32 (FrameCheck)
-//   P -> D   Attach, then any of Open, Unit, Probe, Report
-//   D -> P   Welcome (cuda_ipc: and DeviceMemory), then Grant per Open, Ack per Unit (in order),
-//            ProbeAck per Probe
+//   P -> D   Attach (nccl: and NcclJoin), then any of Open, Unit, Probe, Report
+//   D -> P   Welcome (cuda_ipc: and DeviceMemory; nccl: and NcclOffer), then Grant per Open, Ack per
+//            Unit (in order), ProbeAck per Probe
 //   P -> D   cuda_ipc: Farewell, the last one
 
 #include <array>
@@ -43,6 +43,8 @@ enum class FrameType : uint16_t {
   kReport = 9,
   kDeviceMemory = 10,
   kFarewell = 11,
+  kNcclOffer = 12,
+  kNcclJoin = 13,
 };
 
 // The token of the endpoint in the decode worker's Hello.
@@ -77,6 +79,17 @@ struct DeviceMemoryEntry {
 // each of the two that has one.
 struct DeviceMemoryFrame {
   DeviceMemoryEntry pool, probe;
+};
+
+// What the decode worker's end of a communicator is like.
+struct NcclOfferFrame {
+  uint32_t version = 0;     // of its library; those of a communicator are the same
+  uint64_t slot_bytes = 0;  // the largest unit that it takes
+};
+
+// Names the communicator that the prefill worker has made and that both now join.
+struct NcclJoinFrame {
+  std::array<char, 128> id{};
 };
 
 // Asks to write into a reservation.
@@ -138,6 +151,8 @@ std::string Encode(const AckFrame& frame);
 std::string Encode(const ProbeFrame& frame);
 std::string Encode(const ReportFrame& frame);
 std::string Encode(const DeviceMemoryFrame& frame);
+std::string Encode(const NcclOfferFrame& frame);
+std::string Encode(const NcclJoinFrame& frame);
 std::string EncodeProbeAck();
 // No write of ours is under way or will follow: what the end of the connection does not prove by
 // itself.
@@ -154,6 +169,8 @@ absl::StatusOr<AckFrame> ParseAck(const Frame& frame);
 absl::StatusOr<ProbeFrame> ParseProbe(const Frame& frame);
 absl::StatusOr<ReportFrame> ParseReport(const Frame& frame);
 absl::StatusOr<DeviceMemoryFrame> ParseDeviceMemory(const Frame& frame);
+absl::StatusOr<NcclOfferFrame> ParseNcclOffer(const Frame& frame);
+absl::StatusOr<NcclJoinFrame> ParseNcclJoin(const Frame& frame);
 
 // Cuts a byte stream into frames and payloads, without copying payload: the caller reads straight
 // into Want(). Trusts nothing that it reads. Thread-compatible.

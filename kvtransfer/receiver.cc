@@ -63,6 +63,7 @@ absl::Status ReceiverImpl::Start() {
   listen.tcp_port = options().tcp_listen_port;
   listen.tcp_advertise_host = options().tcp_advertise_host;
   listen.socket_dir = options().socket_dir;
+  listen.peer_timeout = options().peer_timeout;
   for (const std::string& name : options().transports) {
     if (!options().required_transport.empty() && name != options().required_transport) continue;
     absl::StatusOr<std::unique_ptr<PutListener>> listener = ListenOn(name, listen);
@@ -115,8 +116,11 @@ void ReceiverImpl::PollOnce() {
                        0});
   }
   const absl::Duration until_tick = NextTick() - options().clock->Now();
-  const int64_t wait_ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(until_tick), 0, 1000) + 1;
-  if (poll(entries.data(), entries.size(), static_cast<int>(wait_ms)) < 0) return;
+  absl::Duration wait = absl::Milliseconds(
+      std::clamp<int64_t>(absl::ToInt64Milliseconds(until_tick), 0, 1000) + 1);
+  for (const auto& connection : connections_) wait = std::min(wait, connection->poll_interval());
+  const timespec timeout = absl::ToTimespec(wait);
+  if (ppoll(entries.data(), entries.size(), &timeout, nullptr) < 0) return;
   wake_.Drain();
   const size_t first_connection = 1 + listeners_.size();
   std::vector<std::unique_ptr<DataConnection>> kept;
@@ -149,6 +153,7 @@ bool ReceiverImpl::Serve(DataConnection* connection, short events) {
   if ((events & POLLOUT) != 0) status = connection->OnWritable();
   if (status.ok() && (events & (POLLIN | POLLHUP | POLLERR)) != 0)
     status = connection->OnReadable();
+  if (status.ok()) status = connection->Advance();
   if (!status.ok()) return OnLineFailed(connection, status);
   const bool late = connection->session() == 0 &&
                     options().clock->Now() - connection->accepted_at() > kAttachTimeout;

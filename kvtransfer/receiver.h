@@ -32,13 +32,15 @@ struct ReceiverOptions {
   kv::KvLayout layout;
   worker::v1::LayoutFingerprint fingerprint;
   std::string incarnation;              // 16 random bytes
-  std::vector<std::string> transports;  // in order of preference: "cuda_ipc", "shm", "tcp"
+  std::vector<std::string> transports;  // in order of preference: "cuda_ipc", "nccl", "shm", "tcp"
   // Peers that do not offer this one are refused, and it alone is offered. Empty: any.
   std::string required_transport;
   std::string tcp_listen_host = "127.0.0.1";
-  int tcp_listen_port = 0;         // 0: any
+  int tcp_listen_port = 0;         // 0: any; nccl takes the next one
   std::string tcp_advertise_host;  // empty: tcp_listen_host
   std::string socket_dir;          // private directory of the Unix socket; empty: an abstract name
+  // nccl: how long a peer may take to join, and announced bytes to arrive.
+  absl::Duration peer_timeout = absl::Seconds(30);
   // Names reservations: never 0, never twice the same, not to be guessed. Empty: the system's
   // random numbers.
   std::function<uint64_t()> random_id;

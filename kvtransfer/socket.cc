@@ -213,6 +213,18 @@ absl::StatusOr<int> LocalPort(int fd) {
   return static_cast<int>(ntohs(port));
 }
 
+std::string PeerAddress(int fd) {
+  sockaddr_storage name{};
+  socklen_t size = sizeof(name);
+  char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
+  auto* const address = reinterpret_cast<sockaddr*>(&name);
+  if (getpeername(fd, address, &size) != 0 ||
+      getnameinfo(address, size, host, sizeof(host), port, sizeof(port),
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return "an unknown address";
+  return absl::StrCat(host, ":", port);
+}
+
 absl::StatusOr<UniqueFd> ConnectTcp(absl::string_view host_port, absl::Duration timeout) {
   const size_t colon = host_port.rfind(':');
   int port = 0;

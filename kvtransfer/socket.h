@@ -65,6 +65,8 @@ absl::StatusOr<UniqueFd> ConnectUnix(absl::string_view address, absl::Duration t
 // `port` 0 takes any; LocalPort says which.
 absl::StatusOr<UniqueFd> ListenTcp(const std::string& host, int port);
 absl::StatusOr<int> LocalPort(int fd);
+// "10.0.0.7:41234", for messages.
+std::string PeerAddress(int fd);
 absl::StatusOr<UniqueFd> ConnectTcp(absl::string_view host_port, absl::Duration timeout);
 absl::StatusOr<UniqueFd> AcceptSocket(int listen_fd);
 // Small frames leave at once: grants and acknowledgements would else wait for the other side's

@@ -3,7 +3,8 @@
 // Data planes of the hand-over. The prefill side puts bytes into the decode side's pool; nothing is
 // ever fetched. A transport moves byte ranges and knows nothing of reservations; sender.cc and
 // receiver.cc decide what may be moved. Frames (frame.h) travel over a stream socket; bytes travel
-// in it (tcp) or beside it (shm).
+// in it (tcp), beside it into the peer's pool (shm, cuda_ipc), or beside it into memory from which
+// the peer takes them (nccl).
 
 #include <cstddef>
 #include <memory>
@@ -65,6 +66,32 @@ class PutTransport {
   virtual bool wants_write() const = 0;
 };
 
+// Decode side of a connection whose payload comes neither in the stream nor by the peer's own hand:
+// it arrives, in the order of the frames that announce it, in memory of the port, from where we put
+// it into the pool. One thread at a time; nothing waits but the end, for our own copies.
+class PayloadPort {
+ public:
+  virtual ~PayloadPort() = default;
+  // The peer's word on how payload is to come. Errors: INVALID_ARGUMENT; UNAVAILABLE.
+  virtual absl::Status Join(const NcclJoinFrame& join) = 0;
+  // A payload of that size is announced.
+  // Errors: INVALID_ARGUMENT (too large, or Join has not been said), RESOURCE_EXHAUSTED (too many).
+  virtual absl::Status Expect(uint64_t bytes) = 0;
+  // Takes what is under way further.
+  // Errors: UNAVAILABLE naming the peer, also when it is late; INTERNAL (device).
+  virtual absl::Status Poll() = 0;
+  // The first payload of those expected is here.
+  virtual bool arrived() const = 0;
+  // Begins to copy it into `ranges` of the pool.
+  virtual absl::Status Place(absl::Span<const ByteRange> ranges) = 0;
+  // The copy has ended.
+  virtual absl::StatusOr<bool> Placed() = 0;
+  // The first payload, which is here, has been placed or is not wanted: the next one is the first.
+  virtual void Pop() = 0;
+  // As PutTransport's.
+  virtual absl::Duration poll_interval() const = 0;
+};
+
 // Decode side: where prefill workers connect. One per transport and worker. Used by one thread.
 class PutListener {
  public:
@@ -88,6 +115,9 @@ class PutListener {
   virtual absl::StatusOr<UniqueFd> Accept() = 0;
   // Lets a peer in that has presented its token.
   virtual absl::Status Welcome(int fd) = 0;
+  // For a peer that has been let in; null where payload needs none. Ports end before the listener.
+  // Errors: RESOURCE_EXHAUSTED.
+  virtual absl::StatusOr<std::unique_ptr<PayloadPort>> OpenPort(int fd) { return nullptr; }
 };
 
 struct ListenOptions {
@@ -98,6 +128,8 @@ struct ListenOptions {
   int tcp_port = 0;
   std::string tcp_advertise_host;
   std::string socket_dir;
+  // nccl: how long a peer may take to join, and announced bytes to arrive.
+  absl::Duration peer_timeout = absl::Seconds(30);
 };
 
 struct ConnectOptions {
@@ -126,6 +158,11 @@ absl::StatusOr<std::unique_ptr<PutTransport>> ConnectShm(
 // and, at the other end, when it cannot be opened.
 absl::StatusOr<std::unique_ptr<PutListener>> ListenCudaIpc(const ListenOptions& options);
 absl::StatusOr<std::unique_ptr<PutTransport>> ConnectCudaIpc(
+    const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options);
+// Errors besides: FAILED_PRECONDITION when there is no pool on a device, and, at the other end, when
+// the two libraries are of different versions; UNAVAILABLE naming what the host's lacks.
+absl::StatusOr<std::unique_ptr<PutListener>> ListenNccl(const ListenOptions& options);
+absl::StatusOr<std::unique_ptr<PutTransport>> ConnectNccl(
     const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options);
 absl::StatusOr<std::unique_ptr<PutListener>> ListenTcpTransport(const ListenOptions& options);
 absl::StatusOr<std::unique_ptr<PutTransport>> ConnectTcpTransport(

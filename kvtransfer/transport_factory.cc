@@ -13,7 +13,9 @@ absl::Status Unknown(absl::string_view name) {
 
 }  // namespace
 
-std::vector<std::string> KnownTransports() { return {std::string(kCudaIpc), "shm", "tcp"}; }
+std::vector<std::string> KnownTransports() {
+  return {std::string(kCudaIpc), std::string(kNccl), "shm", "tcp"};
+}
 
 WelcomeFrame WelcomeOf(const kv::KvLayout& layout) {
   return {static_cast<uint32_t>(layout.num_layers), static_cast<uint32_t>(layout.num_kv_heads),
@@ -24,6 +26,7 @@ WelcomeFrame WelcomeOf(const kv::KvLayout& layout) {
 absl::StatusOr<std::unique_ptr<PutListener>> ListenOn(absl::string_view name,
                                                       const ListenOptions& options) {
   if (name == kCudaIpc) return ListenCudaIpc(options);
+  if (name == kNccl) return ListenNccl(options);
   if (name == "shm") return ListenShm(options);
   if (name == "tcp") return ListenTcpTransport(options);
   return Unknown(name);
@@ -32,6 +35,7 @@ absl::StatusOr<std::unique_ptr<PutListener>> ListenOn(absl::string_view name,
 absl::StatusOr<std::unique_ptr<PutTransport>> ConnectTo(
     const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options) {
   if (endpoint.name() == kCudaIpc) return ConnectCudaIpc(endpoint, options);
+  if (endpoint.name() == kNccl) return ConnectNccl(endpoint, options);
   if (endpoint.name() == "shm") return ConnectShm(endpoint, options);
   if (endpoint.name() == "tcp") return ConnectTcpTransport(endpoint, options);
   return Unknown(endpoint.name());

@@ -13,10 +13,13 @@
 
 namespace baton::kvtransfer {
 
-// A name that code asks for.
+// Names that code asks for.
 inline constexpr absl::string_view kCudaIpc = "cuda_ipc";
+inline constexpr absl::string_view kNccl = "nccl";
 // Whether bytes go from a pool on a device to a pool on a device, not between pools on the host.
-inline bool IsBetweenDevices(absl::string_view transport) { return transport == kCudaIpc; }
+inline bool IsBetweenDevices(absl::string_view transport) {
+  return transport == kCudaIpc || transport == kNccl;
+}
 
 // One worker's side.
 struct TransportTerms {

@@ -28,6 +28,8 @@ struct CUstream_st {
     // Waits: may run when this event has completed this record.
     CUevent_st* event = nullptr;
     uint64_t record = 0;
+    // Peer work: may be left behind when this has said so.
+    std::function<bool()> advance;
   };
   std::deque<Operation> queue;
   // Between cudaStreamBeginCapture and cudaStreamEndCapture operations go here instead.
@@ -89,7 +91,8 @@ class Runtime {
       return cudaSuccess;
     }
     queue->queue.push_back(std::move(operation));
-    if (!config.lazy) Drain(queue);
+    if (!config.lazy && captures_here != nullptr) RefuseInCapture();
+    if (!config.lazy && captures_here == nullptr) DrainButPeers(queue);
     return Note(sticky);
   }
 
@@ -104,7 +107,7 @@ class Runtime {
     if (captures_here != nullptr) return RefuseInCapture();
     while (!stream->queue.empty() && sticky == cudaSuccess) {
       if (!AdvanceOne()) {
-        sticky = cudaErrorLaunchTimeout;  // waits for an event nobody will record
+        sticky = cudaErrorLaunchTimeout;  // waits for an event nobody will record, or for a peer
       }
     }
     return Note(sticky);
@@ -112,9 +115,16 @@ class Runtime {
 
   cudaError_t DrainAll() {
     if (captures_here != nullptr) return RefuseInCapture();
-    Drain(&legacy);
-    for (CUstream_st* stream : streams) Drain(stream);
+    DrainButPeers(&legacy);
+    for (CUstream_st* stream : streams) DrainButPeers(stream);
     return Note(sticky);
+  }
+
+  // As Drain, up to work that a peer has not done his part of.
+  void DrainButPeers(CUstream_st* stream) {
+    while (!stream->queue.empty() && sticky == cudaSuccess && !WaitsForPeer(*stream)) {
+      if (!AdvanceOne()) sticky = cudaErrorLaunchTimeout;
+    }
   }
 
   // Until record `record` of `event` has run.
@@ -157,7 +167,16 @@ class Runtime {
   static bool Runnable(const CUstream_st& stream) {
     if (stream.queue.empty()) return false;
     const CUstream_st::Operation& front = stream.queue.front();
+    if (front.advance) {
+      const DeviceMemory::Access access;
+      return front.advance();
+    }
     return front.event == nullptr || front.event->completed >= front.record;
+  }
+
+  // Its next operation is peer work that is not done.
+  static bool WaitsForPeer(const CUstream_st& stream) {
+    return stream.queue.front().advance && !Runnable(stream);
   }
 
   bool AdvanceOne() {
@@ -227,6 +246,11 @@ bool HasThreadContext() { return has_thread_context; }
 cudaError_t EnqueueHostWork(cudaStream_t stream, std::function<cudaError_t()> work) {
   Locked l;
   return l.runtime.Issue(stream, {.run = std::move(work)});
+}
+
+cudaError_t EnqueuePeerWork(cudaStream_t stream, std::function<bool()> advance) {
+  Locked l;
+  return l.runtime.Issue(stream, {.run = [] { return cudaSuccess; }, .advance = std::move(advance)});
 }
 
 cudaError_t EnqueueLaunch(cudaStream_t stream,

@@ -6,8 +6,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,6 +18,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kvtransfer/data_connection.h"
 #include "kvtransfer/transport.h"
 #include "tests/unit/kvtransfer/handoff_pair.h"
 
@@ -67,7 +71,7 @@ std::string ReceiveBytes(int fd) {
   for (uint8_t value = 0;; ++value) {
     pool.Fill(value, unit.bytes);
     if (!(*transport)->busy()) (*transport)->Put(unit, {{0, unit.bytes}}, to);
-    if (endpoint.name() == "tcp") usleep(1000);
+    if (!PeerWrites(endpoint.name())) usleep(1000);
     if (!(*transport)->Write().ok()) pause();  // refused, but not gone
   }
 }
@@ -131,7 +135,7 @@ TEST_P(PeerProcessTest, StoppedIsNotQuietAndKilledIs) {
 }
 
 // A decode worker that grants and then neither reads nor answers.
-class StuckDecode {
+class StuckDecode : private DataSink {
  public:
   StuckDecode(const std::string& transport, const kv::KvLayout& layout)
       : layout_(layout), pool_(transport, layout.pool_bytes()) {}
@@ -150,7 +154,7 @@ class StuckDecode {
     thread_ = std::thread([this] { Serve(); });
     return hello;
   }
-  ~StuckDecode() {
+  ~StuckDecode() override {
     if (thread_.joinable()) thread_.join();
   }
 
@@ -158,37 +162,39 @@ class StuckDecode {
   void Serve() {
     pollfd entry{listener_->fd(), POLLIN, 0};
     poll(&entry, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience)));
-    connection_ = *listener_->Accept();
-    FrameReader reader;
-    while (true) {
-      entry = {connection_.get(), POLLIN, 0};
-      poll(&entry, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience)));
-      const auto count = ReceiveSome(connection_.get(), reader.Want().data(), reader.Want().size());
-      if (!count.ok()) return;
-      if (*count == 0) continue;
-      if (*reader.Advance(*count) != FrameReader::Event::kFrame) continue;
-      const Frame& frame = reader.frame();
-      if (frame.type == FrameType::kAttach) {
-        ASSERT_TRUE(listener_->Welcome(connection_.get()).ok());
-      }
-      if (frame.type == FrameType::kProbe) {
-        if (!listener_->peer_writes()) reader.SkipPayload(ParseProbe(frame)->bytes);
-        ASSERT_TRUE(SendAll(connection_.get(), EncodeProbeAck(), kPatience).ok());
-      }
-      if (frame.type != FrameType::kOpen) continue;
-      GrantFrame grant;
-      grant.reservation_id = ParseOpen(frame)->reservation_id;
-      grant.prompt_tokens = 16 * 64;
-      for (kv::BlockId block = 0; block < 16; ++block) grant.blocks.push_back(block);
-      ASSERT_TRUE(SendAll(connection_.get(), Encode(grant), kPatience).ok());
-      return;  // stuck from now on; the connection stays open
+    DataSink* sink = this;
+    connection_ = std::make_unique<DataConnection>(*listener_->Accept(), listener_.get(), sink,
+                                                   pool_.host(), absl::ZeroDuration());
+    while (!granted_) {
+      entry = {connection_->fd(), POLLIN, 0};
+      const timespec wait = absl::ToTimespec(std::min(kPatience, connection_->poll_interval()));
+      ppoll(&entry, 1, &wait, nullptr);
+      if (!connection_->OnReadable().ok() || !connection_->Advance().ok()) return;
     }
+    // Stuck from now on; the connection stays open.
   }
+
+  absl::StatusOr<uint64_t> Attach(const PutListener&, absl::string_view) override { return 1; }
+  GrantFrame Open(uint64_t, const OpenFrame& open, const PutListener&) override {
+    granted_ = true;
+    GrantFrame grant;
+    grant.reservation_id = open.reservation_id;
+    grant.prompt_tokens = 16 * 64;
+    for (kv::BlockId block = 0; block < 16; ++block) grant.blocks.push_back(block);
+    return grant;
+  }
+  std::optional<std::vector<ByteRange>> BeginUnit(uint64_t, const UnitFrame&) override {
+    return std::nullopt;
+  }
+  bool Wants(uint64_t) override { return false; }
+  void EndUnit(const UnitFrame&, const absl::Status&) override {}
+  void Report(uint64_t, double) override {}
 
   kv::KvLayout layout_;
   TestPool pool_;
   std::unique_ptr<PutListener> listener_;
-  UniqueFd connection_;
+  std::unique_ptr<DataConnection> connection_;
+  bool granted_ = false;
   std::thread thread_;
 };
 
@@ -199,7 +205,7 @@ INSTANTIATE_TEST_SUITE_P(All,
                          [](const auto& info) { return info.param; });
 
 // Case 11.2: prefill gets its blocks back when the decode worker hangs, whether a unit is half-way
-// (tcp: more bytes than the socket holds) or written and not acknowledged (shm).
+// (tcp, nccl: more bytes than the way holds) or written and not acknowledged (shm, cuda_ipc).
 TEST_P(StuckPeerTest, StallEndsTheTransferInBoundedTime) {
   const kv::KvLayout layout{.num_layers = 4,
                             .num_kv_heads = 2,

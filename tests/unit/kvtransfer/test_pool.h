@@ -22,12 +22,14 @@ inline constexpr char kLegacyIpc[] = "cuda_ipc_legacy";
 inline std::string NameOf(const std::string& transport) {
   return transport == kLegacyIpc ? std::string(kCudaIpc) : transport;
 }
-inline bool PeerWrites(const std::string& transport) { return transport != "tcp"; }
+inline bool PeerWrites(const std::string& transport) {
+  return transport != "tcp" && transport != kNccl;
+}
 
 // What the contract tests run over, in this program.
 inline std::vector<std::string> TransportsUnderTest() {
 #ifdef BATON_EMULATED_DEVICE
-  return {std::string(kCudaIpc)};
+  return {std::string(kCudaIpc), std::string(kNccl)};
 #else
   return {"shm", "tcp"};
 #endif

@@ -189,8 +189,8 @@ TEST_P(TransportContractTest, RevokeBeforeTheFirstUnitIsQuietAtOnce) {
   pair.ExpectLanded(64, 1, {0}, {3});
 }
 
-// Case 11.3: blocks are quiet only when the writer has said so (shm), or when we have stopped
-// writing (tcp).
+// Case 11.3: blocks are quiet only when the writer has said so (shm, cuda_ipc), or when we have
+// stopped writing (tcp, nccl).
 TEST_P(TransportContractTest, RevokedBlocksAreQuietOnlyWhenNobodyWritesThem) {
   HandoffPair pair(GetParam(), kv::KvFormat::kFp8);
   const auto handoff = pair.decode().Reserve(300, 0, Ids(0, 5));
@@ -432,7 +432,7 @@ TEST(ShmTransportTest, PrivateMemoryIsRefused) {
 
 TEST(TransportFactoryTest, UnknownNameIsRefusedWithTheKnownOnes) {
   EXPECT_THAT(std::string(ListenOn("rdma", {}).status().message()),
-              HasSubstr("accepted are cuda_ipc, shm, tcp"));
+              HasSubstr("accepted are cuda_ipc, nccl, shm, tcp"));
 }
 
 }  // namespace

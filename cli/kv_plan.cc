@@ -88,8 +88,8 @@ class Findings {
 
 void CheckChoices(const WorkerSettings& settings, Findings* findings) {
   static const auto* const kChoices = new std::map<std::string, std::set<std::string>>{
-      {"kv_transport", {"auto", "cuda_ipc", "shm", "tcp"}},
-      {"require_transport", {"", "cuda_ipc", "shm", "tcp"}},
+      {"kv_transport", {"auto", "cuda_ipc", "nccl", "shm", "tcp"}},
+      {"require_transport", {"", "cuda_ipc", "nccl", "shm", "tcp"}},
       {"device", {"auto", "cpu", "ref", "cuda"}},
       {"cpu_isa", {"auto", "avx2", "avx512", "amx"}},
       {"metrics_compat", {"none", "vllm"}}};

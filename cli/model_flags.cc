@@ -11,7 +11,7 @@ BATON_WORKER_FLAG(kv_cache_bytes, "Size of each worker's KV pool.");
 BATON_WORKER_FLAG(num_blocks, "Blocks of each worker's KV pool, instead of bytes.");
 BATON_WORKER_FLAG(max_model_len, "Longest prompt and answer together.");
 BATON_WORKER_FLAG(tp, "Ranks that share a worker's heads: 1 or 2.");
-BATON_WORKER_FLAG(kv_transport, "auto, cuda_ipc, shm or tcp: how KV blocks travel.");
+BATON_WORKER_FLAG(kv_transport, "auto, cuda_ipc, nccl, shm or tcp: how KV blocks travel.");
 BATON_WORKER_FLAG(require_transport,
-                  "cuda_ipc, shm or tcp: KV blocks travel so, or workers do not pair.");
+                  "cuda_ipc, nccl, shm or tcp: KV blocks travel so, or workers do not pair.");
 #undef BATON_WORKER_FLAG

@@ -79,7 +79,8 @@ ABSL_FLAG(bool,
 ABSL_FLAG(std::string,
           kv_listen,
           DecodeOptions{}.kv_listen,
-          "host:port where KV blocks arrive over tcp; port 0: any free one.");
+          "host:port where KV blocks arrive over tcp; port 0: any free one. nccl takes the port "
+          "after it.");
 ABSL_FLAG(std::string,
           kv_advertise_host,
           DecodeOptions{}.kv_advertise_host,
@@ -115,11 +116,11 @@ DecodeOptions OptionsFromFlags(const worker::WorkerOptions& worker_options) {
   options.loop.test_step_delay = worker_options.test_step_delay;
   options.loop.test_poison_freed = worker_options.test_poison_freed;
   options.kv_transport = worker_options.kv_transport;
-  const auto allows_tcp = [](const std::string& name) {
-    return name.empty() || name == "auto" || name == "tcp";
+  const auto may_listen = [](const std::string& name) {
+    return name.empty() || name == "auto" || name == "nccl" || name == "tcp";
   };
   options.listens_on_tcp =
-      allows_tcp(worker_options.kv_transport) && allows_tcp(worker_options.require_transport);
+      may_listen(worker_options.kv_transport) && may_listen(worker_options.require_transport);
   options.kv_listen = absl::GetFlag(FLAGS_kv_listen);
   options.kv_advertise_host = absl::GetFlag(FLAGS_kv_advertise_host);
   options.allow_plaintext_kv =

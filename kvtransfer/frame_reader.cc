@@ -68,8 +68,10 @@ absl::StatusOr<FrameReader::Event> FrameReader::HeaderDone() {
   const char* header = reinterpret_cast<const char*>(header_.data());
   const uint16_t type = HeaderField<uint16_t>(header + 4);
   const uint32_t body_bytes = HeaderField<uint32_t>(header + 8);
-  if (HeaderField<uint32_t>(header) != kFrameMagic || type < static_cast<uint16_t>(FrameType::kAttach) ||
-      type > static_cast<uint16_t>(FrameType::kNcclJoin) || HeaderField<uint16_t>(header + 6) != 0) {
+  if (HeaderField<uint32_t>(header) != kFrameMagic ||
+      type < static_cast<uint16_t>(FrameType::kAttach) ||
+      type > static_cast<uint16_t>(FrameType::kNcclJoin) ||
+      HeaderField<uint16_t>(header + 6) != 0) {
     return absl::InvalidArgumentError("data frame: not a frame header");
   }
   if (body_bytes > kMaxFrameBody) {

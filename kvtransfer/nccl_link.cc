@@ -80,8 +80,7 @@ absl::StatusOr<std::unique_ptr<NcclLink>> NcclLink::Join(const base::NcclLibrary
   config.blocking = 0;
   config.min_ctas = 1;
   config.max_ctas = kMaxCtas;
-  const base::NcclResult begun =
-      nccl.init(&link->parts_->comm, kDecode + 1, id, rank, &config);
+  const base::NcclResult begun = nccl.init(&link->parts_->comm, kDecode + 1, id, rank, &config);
   BATON_RETURN_IF_ERROR(base::NcclStatus(nccl, begun, nullptr, "join the communicator"));
   return link;
 }
@@ -166,8 +165,8 @@ absl::Status NcclLink::Post(const Operation& operation) {
       operation.is_send
           ? nccl.send(data, operation.bytes, base::kNcclBytes, peer_, parts_->comm, stream)
           : nccl.receive(data, operation.bytes, base::kNcclBytes, peer_, parts_->comm, stream);
-  BATON_RETURN_IF_ERROR(base::NcclStatus(nccl, result, parts_->comm,
-                                         operation.is_send ? "send" : "receive"));
+  BATON_RETURN_IF_ERROR(
+      base::NcclStatus(nccl, result, parts_->comm, operation.is_send ? "send" : "receive"));
   states_[operation.slot] = result == base::kNcclInProgress ? State::kPosting : State::kMoving;
   return absl::OkStatus();
 }

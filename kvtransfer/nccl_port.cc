@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "kvtransfer/sender_table.h"
@@ -14,8 +13,6 @@ namespace {
 
 // Announced and not placed: a peer has no more on its way than it has slots.
 constexpr size_t kMaxExpected = 4 * kNcclSlots;
-
-absl::Duration Now() { return base::Clock::Real().Now(); }
 
 }  // namespace
 
@@ -34,13 +31,14 @@ NcclPort::NcclPort(const base::NcclLibrary& nccl,
                    std::string peer,
                    std::atomic<int>* num_ports)
     : nccl_(nccl),
+      clock_(*options.clock),
       pool_(options.device_pool),
       slot_bytes_(NcclSlotBytes(options.layout)),
       timeout_(options.peer_timeout),
       copier_(std::move(copier)),
       peer_(std::move(peer)),
       num_ports_(num_ports),
-      progress_at_(Now()) {
+      progress_at_(clock_.Now()) {
   ++*num_ports_;
 }
 
@@ -53,13 +51,12 @@ NcclPort::~NcclPort() {
 }
 
 absl::Status NcclPort::Join(const NcclJoinFrame& join) {
-  if (link_ != nullptr)
-    return absl::InvalidArgumentError("data frame: joins a communicator twice");
+  if (link_ != nullptr) return absl::InvalidArgumentError("data frame: joins a communicator twice");
   absl::StatusOr<std::unique_ptr<NcclLink>> link =
       NcclLink::Join(nccl_, {join.id}, NcclLink::kDecode, pool_->data(), slot_bytes_);
   if (!link.ok()) return NamedNccl(peer_, link.status());
   link_ = *std::move(link);
-  progress_at_ = Now();
+  progress_at_ = clock_.Now();
   return absl::OkStatus();
 }
 
@@ -74,7 +71,7 @@ absl::Status NcclPort::Expect(uint64_t bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("data frame: payloads on their way limit=", kMaxExpected));
   }
-  if (expected_.empty()) progress_at_ = Now();
+  if (expected_.empty()) progress_at_ = clock_.Now();
   expected_.push_back({bytes, -1});
   return absl::OkStatus();
 }
@@ -106,7 +103,7 @@ absl::Status NcclPort::Place(absl::Span<const ByteRange> ranges) {
 void NcclPort::Pop() {
   link_->GiveBack(expected_.front().slot);
   expected_.pop_front();
-  progress_at_ = Now();
+  progress_at_ = clock_.Now();
 }
 
 absl::Duration NcclPort::poll_interval() const {
@@ -119,12 +116,12 @@ absl::Duration NcclPort::poll_interval() const {
 absl::Status NcclPort::PollLink() {
   const bool was_joined = link_->joined();
   BATON_RETURN_IF_ERROR(NamedNccl(peer_, link_->Poll()));
-  if (link_->joined() && !was_joined) progress_at_ = Now();
+  if (link_->joined() && !was_joined) progress_at_ = clock_.Now();
   return absl::OkStatus();
 }
 
 absl::Status NcclPort::CheckLate(absl::string_view what) const {
-  if (Now() - progress_at_ <= timeout_) return absl::OkStatus();
+  if (clock_.Now() - progress_at_ <= timeout_) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat(peer_, " ", what, " in ", absl::FormatDuration(timeout_)));
 }

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "engine/base/clock.h"
 #include "engine/base/nccl_library.h"
 #include "kvtransfer/device_memory.h"
 #include "kvtransfer/nccl_link.h"
@@ -59,6 +60,7 @@ class NcclPort : public PayloadPort {
   absl::Status CheckLate(absl::string_view what) const;
 
   const base::NcclLibrary nccl_;
+  const base::Clock& clock_;
   base::Buffer* const pool_;
   const size_t slot_bytes_;
   const absl::Duration timeout_;

@@ -78,14 +78,15 @@ class NcclListener : public PutListener {
   }
 
   absl::Status Welcome(int fd) override {
-    const NcclOfferFrame offer{static_cast<uint32_t>(nccl_.version), NcclSlotBytes(options_.layout)};
+    const NcclOfferFrame offer{static_cast<uint32_t>(nccl_.version),
+                               NcclSlotBytes(options_.layout)};
     return SendWithDescriptors(fd, Encode(WelcomeOf(options_.layout)) + Encode(offer), {});
   }
 
   absl::StatusOr<std::unique_ptr<PayloadPort>> OpenPort(int fd) override {
     if (num_ports_ >= kMaxNcclPairs)
-      return absl::ResourceExhaustedError(absl::StrCat("nccl transport: pairs=", num_ports_.load(),
-                                                       " limit=", kMaxNcclPairs));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("nccl transport: pairs=", num_ports_.load(), " limit=", kMaxNcclPairs));
     BATON_ASSIGN_OR_RETURN(DeviceCopier copier, DeviceCopier::Create(options_.device_pool->data()));
     return std::make_unique<NcclPort>(nccl_, options_, std::move(copier),
                                       absl::StrCat("prefill worker at ", PeerAddress(fd)),

@@ -63,6 +63,7 @@ absl::Status ReceiverImpl::Start() {
   listen.tcp_port = options().tcp_listen_port;
   listen.tcp_advertise_host = options().tcp_advertise_host;
   listen.socket_dir = options().socket_dir;
+  listen.clock = options().clock;
   listen.peer_timeout = options().peer_timeout;
   for (const std::string& name : options().transports) {
     if (!options().required_transport.empty() && name != options().required_transport) continue;

@@ -19,6 +19,7 @@
 #include "absl/types/span.h"
 #include "baton/worker/v1/peer.pb.h"
 #include "engine/base/buffer.h"
+#include "engine/base/clock.h"
 #include "engine/kv/kv_layout.h"
 #include "kvtransfer/frame.h"
 #include "kvtransfer/socket.h"
@@ -121,6 +122,7 @@ class PutListener {
 };
 
 struct ListenOptions {
+  const base::Clock* clock = &base::Clock::Real();
   base::Buffer* pool = nullptr;         // on the host; null: there is none
   base::Buffer* device_pool = nullptr;  // on a device; null: there is none
   kv::KvLayout layout;
@@ -159,8 +161,8 @@ absl::StatusOr<std::unique_ptr<PutTransport>> ConnectShm(
 absl::StatusOr<std::unique_ptr<PutListener>> ListenCudaIpc(const ListenOptions& options);
 absl::StatusOr<std::unique_ptr<PutTransport>> ConnectCudaIpc(
     const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options);
-// Errors besides: FAILED_PRECONDITION when there is no pool on a device, and, at the other end, when
-// the two libraries are of different versions; UNAVAILABLE naming what the host's lacks.
+// Errors besides: FAILED_PRECONDITION when there is no pool on a device, and, at the other end,
+// when the two libraries are of different versions; UNAVAILABLE naming what the host's lacks.
 absl::StatusOr<std::unique_ptr<PutListener>> ListenNccl(const ListenOptions& options);
 absl::StatusOr<std::unique_ptr<PutTransport>> ConnectNccl(
     const worker::v1::TransportEndpoint& endpoint, const ConnectOptions& options);

@@ -111,10 +111,11 @@ absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
   EngineHost host;
   BATON_ASSIGN_OR_RETURN(host.runner, runtime::ModelRunner::Create(runner_options));
   if (!MayUseHostTransports(options) && host.runner->device_pool() == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cuda_ipc is wanted (--kv-transport, --require-transport), but the KV cache "
-                     "does not lie on a device: device=",
-                     host.runner->device()));
+    return absl::FailedPreconditionError(absl::StrCat(
+        options.require_transport.empty() ? options.kv_transport : options.require_transport,
+        " is wanted (--kv-transport, --require-transport), but the KV cache "
+        "does not lie on a device: device=",
+        host.runner->device()));
   }
   BATON_ASSIGN_OR_RETURN(host.tokenizer, LoadTokenizer(*host.runner));
   host.fingerprint = FingerprintOf(*host.runner, *host.tokenizer);

@@ -110,18 +110,19 @@ ABSL_FLAG(std::string,
           cpu_isa,
           WorkerOptions{}.cpu_isa,
           "Highest instruction set used: auto, avx2, avx512 or amx.");
+ABSL_FLAG(std::string,
+          kv_transport,
+          WorkerOptions{}.kv_transport,
+          "How KV blocks travel: auto, cuda_ipc, nccl, shm or tcp. Anything but auto is used or "
+          "the pairing "
+          "fails.");
 ABSL_FLAG(
     std::string,
-    kv_transport,
-    WorkerOptions{}.kv_transport,
-    "How KV blocks travel: auto, cuda_ipc, shm or tcp. Anything but auto is used or the pairing "
-    "fails.");
-ABSL_FLAG(std::string,
-          require_transport,
-          WorkerOptions{}.require_transport,
-          "cuda_ipc, shm or tcp: pair only with workers to which KV blocks travel so, whatever "
-          "else would "
-          "work; a pairing that cannot is refused with the reason. Empty: any of --kv-transport.");
+    require_transport,
+    WorkerOptions{}.require_transport,
+    "cuda_ipc, nccl, shm or tcp: pair only with workers to which KV blocks travel so, whatever "
+    "else would "
+    "work; a pairing that cannot is refused with the reason. Empty: any of --kv-transport.");
 ABSL_FLAG(std::string, log_level, WorkerOptions{}.log_level, "debug, info, warning or error.");
 ABSL_FLAG(absl::Duration,
           test_load_delay,

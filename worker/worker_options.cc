@@ -32,7 +32,8 @@ absl::Status AtLeast(absl::string_view flag, int64_t value, int64_t smallest) {
 
 absl::Status CheckRequiredTransport(const WorkerOptions& options) {
   const std::string& required = options.require_transport;
-  BATON_RETURN_IF_ERROR(OneOf("require-transport", required, {"", "cuda_ipc", "shm", "tcp"}));
+  BATON_RETURN_IF_ERROR(
+      OneOf("require-transport", required, {"", "cuda_ipc", "nccl", "shm", "tcp"}));
   if (required.empty() || options.kv_transport == "auto" || options.kv_transport == required)
     return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("--require-transport=", required,
@@ -53,7 +54,7 @@ absl::Status ValidateOptions(const WorkerOptions& options) {
       OneOf("kv-dtype", options.kv_dtype, {"auto", "fp8", "fp8_dynamic", "bf16", "f32"}));
   BATON_RETURN_IF_ERROR(OneOf("cpu-isa", options.cpu_isa, {"auto", "avx2", "avx512", "amx"}));
   BATON_RETURN_IF_ERROR(
-      OneOf("kv-transport", options.kv_transport, {"auto", "cuda_ipc", "shm", "tcp"}));
+      OneOf("kv-transport", options.kv_transport, {"auto", "cuda_ipc", "nccl", "shm", "tcp"}));
   BATON_RETURN_IF_ERROR(CheckRequiredTransport(options));
   BATON_RETURN_IF_ERROR(
       OneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
@@ -80,7 +81,11 @@ absl::Status ValidateOptions(const WorkerOptions& options) {
 }
 
 bool MayUseHostTransports(const WorkerOptions& options) {
-  return options.kv_transport != "cuda_ipc" && options.require_transport != "cuda_ipc";
+  const auto is_between_devices = [](const std::string& name) {
+    return name == "cuda_ipc" || name == "nccl";
+  };
+  return !is_between_devices(options.kv_transport) &&
+         !is_between_devices(options.require_transport);
 }
 
 std::string BackendOf(const WorkerOptions& options, std::string* why) {

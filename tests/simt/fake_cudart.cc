@@ -250,7 +250,8 @@ cudaError_t EnqueueHostWork(cudaStream_t stream, std::function<cudaError_t()> wo
 
 cudaError_t EnqueuePeerWork(cudaStream_t stream, std::function<bool()> advance) {
   Locked l;
-  return l.runtime.Issue(stream, {.run = [] { return cudaSuccess; }, .advance = std::move(advance)});
+  return l.runtime.Issue(stream,
+                         {.run = [] { return cudaSuccess; }, .advance = std::move(advance)});
 }
 
 cudaError_t EnqueueLaunch(cudaStream_t stream,

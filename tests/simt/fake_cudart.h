@@ -39,9 +39,10 @@ RuntimeStats& GetRuntimeStats();
 // Puts work that is no kernel of ours into a stream: a library's. It may touch device memory.
 cudaError_t EnqueueHostWork(cudaStream_t stream, std::function<cudaError_t()> work);
 
-// ... that goes on as long as somebody outside of this device does his part. `advance` is asked again
-// and again once the stream has come to it: true, it has ended. Waiting for such a stream is an
-// error (cudaErrorLaunchTimeout), as it may never end; waiting for the device leaves it out.
+// ... that goes on as long as somebody outside of this device does his part. `advance` is asked
+// again and again once the stream has come to it: true, it has ended (and it goes on saying so).
+// Waiting for such a stream is an error (cudaErrorLaunchTimeout), as it may never end; waiting for
+// the device leaves it out.
 cudaError_t EnqueuePeerWork(cudaStream_t stream, std::function<bool()> advance);
 
 // Runs one operation, of any stream, if `stream` is not idle; then whether it is: cudaSuccess, or

@@ -31,6 +31,7 @@ struct FakeTransfer {
   cudaStream_t stream;
   size_t done = 0;  // of a header that says how many bytes follow, and of these
   uint64_t header = 0;
+  bool ended = false;
 };
 
 struct NcclComm {
@@ -166,7 +167,8 @@ bool Meet(Library* library, NcclComm* comm) {
     }
     if (comm->socket < 0) return false;
     const int version = library->config.version;
-    if (send(comm->socket, &version, sizeof(version), MSG_NOSIGNAL) != sizeof(version)) return false;
+    if (send(comm->socket, &version, sizeof(version), MSG_NOSIGNAL) != sizeof(version))
+      return false;
     comm->state = NcclComm::kGreeting;
   }
   int version = 0;
@@ -213,12 +215,12 @@ void Post(Library* library, NcclComm* comm, std::shared_ptr<FakeTransfer> transf
   }
   comm->order.push_back(transfer);
   EnqueuePeerWork(transfer->stream, [comm = comm->self, transfer, config = &library->config] {
-    if (comm->aborted) return true;
+    if (comm->aborted || transfer->ended) return true;
     if (config->hold || comm->order.front() != transfer || comm->result != base::kNcclSuccess)
       return false;
     if (!Move(comm.get(), transfer.get(), config->corrupt)) return false;
     comm->order.pop_front();
-    return true;
+    return transfer->ended = true;
   });
 }
 
@@ -263,12 +265,8 @@ NcclResult Transfer(bool is_send,
   return comm->result;
 }
 
-NcclResult Send(const void* data,
-                size_t count,
-                int type,
-                int peer,
-                NcclComm* comm,
-                base::CuStream* stream) {
+NcclResult Send(
+    const void* data, size_t count, int type, int peer, NcclComm* comm, base::CuStream* stream) {
   return Transfer(true, const_cast<void*>(data), count, type, peer, comm,
                   reinterpret_cast<cudaStream_t>(stream));
 }

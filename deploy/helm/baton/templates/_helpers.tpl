@@ -225,6 +225,9 @@ ports:
   - {name: {{ if .offset }}metrics-{{ .role }}{{ else }}metrics{{ end }}, containerPort: {{ $metrics }}}
   {{- if eq .role "decode" }}
   - {name: kv, containerPort: {{ $ports.kv }}}
+  {{- if eq $v.kvTransport "nccl" }}
+  - {name: kv-nccl, containerPort: {{ add $ports.kv 1 }}}
+  {{- end }}
   {{- end }}
 {{ include "baton.probes" (dict "root" .root "port" $health "started" "readiness" "ready" "readiness" "load" true) }}
 {{- $resources := deepCopy .values.resources }}

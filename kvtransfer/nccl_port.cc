@@ -54,7 +54,8 @@ absl::Status NcclPort::Join(const NcclJoinFrame& join) {
   if (link_ != nullptr) return absl::InvalidArgumentError("data frame: joins a communicator twice");
   absl::StatusOr<std::unique_ptr<NcclLink>> link =
       NcclLink::Join(nccl_, {join.id}, NcclLink::kDecode, pool_->data(), slot_bytes_);
-  if (!link.ok()) return NamedNccl(peer_, link.status());
+  // Whatever it is, device memory too: the peer may try another transport.
+  if (!link.ok()) return NamedNccl(peer_, absl::UnavailableError(link.status().message()));
   link_ = *std::move(link);
   progress_at_ = clock_.Now();
   return absl::OkStatus();

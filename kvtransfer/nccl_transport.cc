@@ -85,7 +85,7 @@ class NcclListener : public PutListener {
 
   absl::StatusOr<std::unique_ptr<PayloadPort>> OpenPort(int fd) override {
     if (num_ports_ >= kMaxNcclPairs)
-      return absl::ResourceExhaustedError(
+      return absl::UnavailableError(
           absl::StrCat("nccl transport: pairs=", num_ports_.load(), " limit=", kMaxNcclPairs));
     BATON_ASSIGN_OR_RETURN(DeviceCopier copier, DeviceCopier::Create(options_.device_pool->data()));
     return std::make_unique<NcclPort>(nccl_, options_, std::move(copier),

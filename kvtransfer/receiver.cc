@@ -117,8 +117,8 @@ void ReceiverImpl::PollOnce() {
                        0});
   }
   const absl::Duration until_tick = NextTick() - options().clock->Now();
-  absl::Duration wait = absl::Milliseconds(
-      std::clamp<int64_t>(absl::ToInt64Milliseconds(until_tick), 0, 1000) + 1);
+  absl::Duration wait =
+      absl::Milliseconds(std::clamp<int64_t>(absl::ToInt64Milliseconds(until_tick), 0, 1000) + 1);
   for (const auto& connection : connections_) wait = std::min(wait, connection->poll_interval());
   const timespec timeout = absl::ToTimespec(wait);
   if (ppoll(entries.data(), entries.size(), &timeout, nullptr) < 0) return;

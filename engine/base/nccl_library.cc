@@ -30,9 +30,9 @@ absl::StatusOr<NcclLibrary> ResolveNccl(const std::function<void*(const char* na
   find(&get_version, "ncclGetVersion");
   BATON_RETURN_IF_ERROR(status);
   if (get_version(&nccl.version) != kNcclSuccess || nccl.version < kNcclVersionMin) {
-    return absl::UnavailableError(
-        absl::StrCat("nccl: ", kNcclName, " is version ", NcclVersionName(nccl.version),
-                     ", needed is ", NcclVersionName(kNcclVersionMin), " or later"));
+    return absl::UnavailableError(absl::StrCat("nccl: ", kNcclName, " is version ",
+                                               NcclVersionName(nccl.version), ", needed is ",
+                                               NcclVersionName(kNcclVersionMin), " or later"));
   }
   find(&nccl.unique_id, "ncclGetUniqueId");
   find(&nccl.init, "ncclCommInitRankConfig");
@@ -54,8 +54,8 @@ absl::StatusOr<NcclLibrary> LoadNccl() {
   }
   void* library = dlopen(kNcclName, RTLD_NOW | RTLD_LOCAL);  // never closed
   if (library == nullptr) {
-    return absl::UnavailableError(absl::StrCat("nccl: ", kNcclName, " cannot be loaded: ",
-                                               dlerror(),
+    return absl::UnavailableError(absl::StrCat("nccl: ", kNcclName,
+                                               " cannot be loaded: ", dlerror(),
                                                " (LD_LIBRARY_PATH may name its folder)"));
   }
   return ResolveNccl([library](const char* name) { return dlsym(library, name); });

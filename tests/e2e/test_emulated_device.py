@@ -102,13 +102,13 @@ def test_verifies_and_draft_rounds_are_graphs_too(emulated, tiny):
     assert "1" in queries and len(queries) > 1, queries
 
 
-CUDA_IPC = "--require-transport=cuda_ipc"
+NCCL_VERSION = "22809"  # of the emulated library, which is there where this is set
 
 
-def direct(**settings):
+def direct(transport="cuda_ipc", **settings):
     """A service whose KV goes from device to device or not at all, so without a mirror on the host."""
-    return harness.Service(MODELS / "chain", worker_bin=EMULATED, kv_blocks=40,
-                           worker_flags=("--device=cuda", "--weight-dtype=bf16", CUDA_IPC, *settings.pop("worker_flags", ())), **settings)
+    flags = ("--device=cuda", "--weight-dtype=bf16", f"--require-transport={transport}", *settings.pop("worker_flags", ()))
+    return harness.Service(MODELS / "chain", worker_bin=EMULATED, kv_blocks=40, worker_flags=flags, **settings)
 
 
 def chain_prompt(length):
@@ -116,21 +116,22 @@ def chain_prompt(length):
 
 
 # By file descriptor, and by legacy handle.
-@pytest.mark.parametrize("vmm", ["1", "0"], ids=["descriptors", "legacy"])
-def test_kv_goes_from_device_to_device_and_ids_equal_the_cpu_backends(monkeypatch, chain, vmm):
+@pytest.mark.parametrize("transport, vmm", [("cuda_ipc", "1"), ("cuda_ipc", "0"), ("nccl", "1")], ids=["descriptors", "legacy", "nccl"])
+def test_kv_goes_from_device_to_device_and_ids_equal_the_cpu_backends(monkeypatch, chain, transport, vmm):
     monkeypatch.setenv("BATON_EMULATED_STREAMS", STREAM_SEED)
     monkeypatch.setenv("BATON_EMULATED_VMM", vmm)
-    with direct() as service:
+    monkeypatch.setenv("BATON_EMULATED_NCCL", NCCL_VERSION)
+    with direct(transport) as service:
         for length in [1, 63, 64, 65, 150]:
             prompt = chain_prompt(length)
             sampling = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
             answer = service.stream(service.request(ids=prompt, sampling=sampling))
-            assert answer.timings.kv_transport == "cuda_ipc" and answer.timings.kv_bytes > 0
+            assert answer.timings.kv_transport == transport and answer.timings.kv_bytes > 0
             assert answer.ids() == chain_ids(chain, prompt), length
         service.wait_idle()
         for worker in service.workers:
-            assert worker.metric("baton_kv_transport_selected", transport="cuda_ipc") == 1
-            assert worker.metric("baton_kv_transport_probe_bytes_per_second", transport="cuda_ipc") > 0
+            assert worker.metric("baton_kv_transport_selected", transport=transport) == 1
+            assert worker.metric("baton_kv_transport_probe_bytes_per_second", transport=transport) > 0
 
 
 def test_devices_are_preferred_where_both_sides_have_them(emulated):
@@ -163,9 +164,22 @@ def test_a_device_that_is_not_visible_is_found_when_the_workers_meet(chain):
         service.wait_idle()
 
 
-def test_killed_workers_leave_nothing_and_their_successors_are_met_anew(chain):
+# As between two hosts: neither sees the other's device.
+def test_auto_takes_nccl_where_devices_cannot_share_memory(monkeypatch, chain):
+    monkeypatch.setenv("BATON_EMULATED_NCCL", NCCL_VERSION)
+    flags = ("--device=cuda", "--weight-dtype=bf16")
+    sampling = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+    with harness.Service(MODELS / "chain", worker_bin=EMULATED, kv_blocks=40, worker_flags=flags, network=OtherDevices()) as service:
+        answer = service.stream(service.request(ids=chain_prompt(150), sampling=sampling))
+        assert answer.timings.kv_transport == "nccl" and answer.ids() == chain_ids(chain, chain_prompt(150))
+        service.wait_idle()
+
+
+@pytest.mark.parametrize("transport", ["cuda_ipc", "nccl"])
+def test_killed_workers_leave_nothing_and_their_successors_are_met_anew(monkeypatch, chain, transport):
+    monkeypatch.setenv("BATON_EMULATED_NCCL", NCCL_VERSION)
     want = chain_ids(chain, chain_prompt(100))
-    with direct() as service:
+    with direct(transport) as service:
         assert chain_ids(service, chain_prompt(100)) == want
         for group in (service.decode, service.prefill):
             group[0].kill()
@@ -192,9 +206,10 @@ def test_blocks_of_a_writer_that_was_killed_are_free_when_it_is_dead():
 
 
 def test_a_worker_without_a_device_does_not_start_with_device_memory_required(tmp_path):
-    for name in ("baton-prefill", "baton-decode"):
-        run = subprocess.run([EMULATED / name, f"--model={MODELS / 'chain'}", "--device=cpu", CUDA_IPC, "--listen=127.0.0.1:0",
-                              "--http-port=0", f"--port-file={tmp_path / 'ports.json'}"], capture_output=True, text=True, timeout=60)
+    for name, transport in (("baton-prefill", "cuda_ipc"), ("baton-decode", "cuda_ipc"), ("baton-decode", "nccl")):
+        run = subprocess.run([EMULATED / name, f"--model={MODELS / 'chain'}", "--device=cpu", f"--require-transport={transport}",
+                              "--listen=127.0.0.1:0", "--http-port=0", f"--port-file={tmp_path / 'ports.json'}"],
+                             capture_output=True, text=True, timeout=60)
         assert run.returncode > 0 and "does not lie on a device" in run.stdout + run.stderr, run
 
 

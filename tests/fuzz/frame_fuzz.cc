@@ -139,6 +139,8 @@ void ParseAnswers(const uint8_t* data, size_t size) {
   if (grant.ok()) BATON_CHECK(grant->blocks.size() * sizeof(uint32_t) <= size);
   (void)ParseWelcome({FrameType::kWelcome, body}).ok();
   (void)ParseAck({FrameType::kAck, body}).ok();
+  (void)ParseNcclOffer({FrameType::kNcclOffer, body}).ok();
+  (void)ParseNcclJoin({FrameType::kNcclJoin, body}).ok();
 }
 
 }  // namespace

@@ -155,6 +155,7 @@ class HandPeer {
     EXPECT_TRUE(SendAll(socket_.get(), bytes, kPatience).ok());
   }
   void HangUp() { socket_.Reset(); }
+  bool session_closed() const { return link_.closed(); }
   // What came instead of another frame.
   absl::Status NextFrame(absl::Duration patience = kPatience) {
     return ReceiveFrame(socket_.get(), patience, nullptr).status();
@@ -357,6 +358,7 @@ TEST_F(NcclTest, PairsHaveALimit) {
   }
   HandPeer one_more(&decode);
   EXPECT_EQ(one_more.NextFrame().code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(one_more.session_closed()) << "it may try another transport";
 }
 
 // Case 11.2, at the other end: what is announced and does not come.

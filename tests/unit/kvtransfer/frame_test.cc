@@ -43,14 +43,17 @@ TEST(FrameTest, EveryFrameComesBackAsSent) {
   unit.bytes = 4096;
   unit.has_checksum = true;
   unit.checksum = 0xfedcba9876543210;
+  NcclJoinFrame join;
+  join.id.fill('i');
   const std::string stream = Encode(AttachFrame{"secret"}) + Encode(WelcomeFrame{1, 2, 3, 4, 5}) +
                              Encode(OpenFrame{6, 7}) + Encode(grant) + Encode(unit) +
                              Encode(AckFrame{8, 9}) + Encode(ProbeFrame{10}) + EncodeProbeAck() +
-                             Encode(ReportFrame{11});
+                             Encode(ReportFrame{11}) + Encode(NcclOfferFrame{22809, 12}) +
+                             Encode(join);
   for (size_t piece : {size_t{1}, size_t{7}, size_t{1000}}) {
     const auto frames = ReadAll(stream, piece);
     ASSERT_TRUE(frames.ok()) << frames.status();
-    ASSERT_EQ(frames->size(), 9u);
+    ASSERT_EQ(frames->size(), 11u);
     EXPECT_EQ(ParseAttach((*frames)[0])->token, "secret");
     EXPECT_EQ(ParseWelcome((*frames)[1])->num_blocks, 4u);
     EXPECT_EQ(ParseOpen((*frames)[2])->epoch, 7u);
@@ -66,6 +69,9 @@ TEST(FrameTest, EveryFrameComesBackAsSent) {
     EXPECT_EQ(ParseProbe((*frames)[6])->bytes, 10u);
     EXPECT_EQ((*frames)[7].type, FrameType::kProbeAck);
     EXPECT_EQ(ParseReport((*frames)[8])->bytes_per_second, 11u);
+    EXPECT_EQ(ParseNcclOffer((*frames)[9])->version, 22809u);
+    EXPECT_EQ(ParseNcclOffer((*frames)[9])->slot_bytes, 12u);
+    EXPECT_EQ(ParseNcclJoin((*frames)[10])->id, join.id);
   }
 }
 
@@ -111,6 +117,12 @@ TEST(FrameTest, SizesOutOfBoundsAreRefused) {
       ParseProbe({FrameType::kProbe, Encode(ProbeFrame{~uint64_t{0}}).substr(kFrameHeaderBytes)})
           .ok());
   EXPECT_FALSE(ParseAttach({FrameType::kAttach, std::string(1000, 'x')}).ok());
+  for (const NcclOfferFrame& offer :
+       {NcclOfferFrame{1, 0}, NcclOfferFrame{1, kMaxUnitBytes + 1}, NcclOfferFrame{~0u, 1}})
+    EXPECT_FALSE(
+        ParseNcclOffer({FrameType::kNcclOffer, Encode(offer).substr(kFrameHeaderBytes)}).ok());
+  for (size_t size : {0, 127, 129})
+    EXPECT_FALSE(ParseNcclJoin({FrameType::kNcclJoin, std::string(size, 'i')}).ok());
 }
 
 TEST(FrameReaderTest, EveryWrongBitOfAFrameIsNoticed) {

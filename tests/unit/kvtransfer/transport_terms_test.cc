@@ -46,6 +46,14 @@ TEST(TransportTermsTest, APeerThatDoesNotSayIsNotRefused) {
   EXPECT_TRUE(CheckTerms({"decode", {"shm", "tcp"}, "shm"}, {"prefill", {}, ""}).ok());
 }
 
+TEST(TransportTermsTest, AutoPrefersDevicesAndOffersWhatThePoolsAllow) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(TransportsOf("auto", true, true), (Names{"cuda_ipc", "nccl", "shm", "tcp"}));
+  EXPECT_EQ(TransportsOf("auto", false, true), (Names{"cuda_ipc", "nccl"}));
+  EXPECT_EQ(TransportsOf("auto", true, false), (Names{"shm", "tcp"}));
+  EXPECT_EQ(TransportsOf("nccl", true, true), Names{"nccl"});
+}
+
 // A decode worker that offers everything, and a prefill worker to meet it.
 class MeetingTest : public ::testing::Test {
  protected:

@@ -34,8 +34,8 @@ class NcclLink {
                                                         Rank rank,
                                                         const void* data,
                                                         size_t slot_bytes);
-  // Gives up what is under way, of whatever state. An abort waits for the device, so it is made, and
-  // the memory given back, on a thread of its own. Slots must not be in use by copies.
+  // Gives up what is under way, of whatever state. An abort waits for the device, so it is made,
+  // and the memory given back, on a thread of its own. Slots must not be in use by copies.
   ~NcclLink();
   NcclLink(const NcclLink&) = delete;
   NcclLink& operator=(const NcclLink&) = delete;

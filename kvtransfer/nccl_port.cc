@@ -11,8 +11,9 @@
 namespace baton::kvtransfer {
 namespace {
 
-// Announced and not placed: a peer has no more on its way than it has slots.
-constexpr size_t kMaxExpected = 4 * kNcclSlots;
+// Announced and not placed. NCCL may take small units in before they are asked for, so it is the
+// sender's window that bounds them and not its slots; a peer's may be another.
+constexpr size_t kMaxExpected = 4 * SenderLimits{}.window_units;
 
 }  // namespace
 

@@ -49,7 +49,7 @@
   X(KvTransferUnitsSkipped, "baton_kv_transfer_units_skipped_total", kPrefill, "reason=prefix",   \
     "Blocks that were not sent because the decode worker held them.")                             \
   X(KvTransferFailures, "baton_kv_transfer_failures_total", kWorkers,                             \
-    "transport=cuda_ipc|shm|tcp reason=abort|checksum|peer_gone|stall|error",                              \
+    "transport=cuda_ipc|nccl|shm|tcp reason=abort|checksum|peer_gone|stall|error",                         \
     "Hand-overs that failed.")                                                                    \
   X(KvTransportFallback, "baton_kv_transport_fallback_total", kPrefill, "from to reason",         \
     "Meetings with a decode worker that took another transport than the best one that both might "\
@@ -179,11 +179,11 @@
   X(KvQuarantine, "baton_kv_quarantine_seconds", kDecode, "", kPhase,                             \
     "Time blocks spent waiting for their writer to be quiet.")                                    \
   X(KvTransferDuration, "baton_kv_transfer_duration_seconds", kWorkers,                           \
-    "transport=cuda_ipc|shm|tcp direction=send|recv",                                                      \
+    "transport=cuda_ipc|nccl|shm|tcp direction=send|recv",                                                 \
     kTransferSeconds,                                                                             \
     "From a hand-over's first byte to its last.")                                                 \
   X(KvTransferBytes, "baton_kv_transfer_bytes", kWorkers,                                         \
-    "transport=cuda_ipc|shm|tcp direction=send|recv",                                                      \
+    "transport=cuda_ipc|nccl|shm|tcp direction=send|recv",                                                 \
     kBytes,                                                                                       \
     "KV bytes of one hand-over.")                                                                 \
   X(KvTransferExposed, "baton_kv_transfer_exposed_seconds", kDecode, "", kTransferSeconds,        \

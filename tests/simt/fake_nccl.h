@@ -14,21 +14,21 @@ namespace baton::simt {
 struct FakeNcclConfig {
   // As ncclGetVersion says; 0: the host has no such library. BATON_EMULATED_NCCL=22809 sets it.
   int version = 0;
-  std::string missing;        // a function that it has not
-  uint64_t seed = 1;          // of how often must be asked
+  std::string missing;  // a function that it has not
+  uint64_t seed = 1;    // of how often must be asked
   bool init_never_ends = false;
-  int init_result = 0;        // what joining comes to
-  bool hold = false;          // no byte moves as long as this is set
-  bool fail = false;          // sends and receives end in an asynchronous error
-  bool corrupt = false;       // a bit of everything that is received
-  int abort_ms = 0;           // how long an abort takes
+  int init_result = 0;   // what joining comes to
+  bool hold = false;     // no byte moves as long as this is set
+  bool fail = false;     // sends and receives end in an asynchronous error
+  bool corrupt = false;  // a bit of everything that is received
+  int abort_ms = 0;      // how long an abort takes
 };
 FakeNcclConfig& GetFakeNcclConfig();
 
 struct FakeNcclStats {
   int communicators = 0;  // that live
   int aborted = 0;
-  int misuses = 0;        // calls that the real library does not allow
+  int misuses = 0;  // calls that the real library does not allow
 };
 FakeNcclStats GetFakeNcclStats();
 

@@ -343,7 +343,7 @@ TEST_F(NcclTest, FramesThatDoNotFitEndTheConnection) {
   });
   expect_end([](HandPeer* peer) {
     peer->Join();
-    for (int i = 0; i < 9; ++i) peer->Send(Encode(ProbeFrame{100}));
+    for (int i = 0; i < 257; ++i) peer->Send(Encode(ProbeFrame{100}));
   });
   expect_end([](HandPeer* peer) { peer->Send(Encode(NcclJoinFrame{})); });  // no id of NCCL's
 }

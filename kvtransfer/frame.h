@@ -6,9 +6,8 @@
 //
 //   header   magic u32, type u16, zero u16, body bytes u32, check u32 (FrameCheck)
 //   P -> D   Attach (nccl: and NcclJoin), then any of Open, Unit, Probe, Report
-//   D -> P   Welcome (cuda_ipc: and DeviceMemory; nccl: and NcclOffer), then Grant per Open, Ack
-//   per
-//            Unit (in order), ProbeAck per Probe
+//   D -> P   Welcome (cuda_ipc: and DeviceMemory; nccl: and NcclOffer), then Grant per Open,
+//            Ack per Unit (in order), ProbeAck per Probe
 //   P -> D   cuda_ipc: Farewell, the last one
 
 #include <array>

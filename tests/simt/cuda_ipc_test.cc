@@ -289,7 +289,7 @@ TEST_F(CudaIpcTest, ARefusedImportFallsBackOrIsRefused) {
       Sender::Create(send, *receiver->OnPeerHello(send.hello, &link, &session), &link).status();
   EXPECT_THAT(Refusal(refused),
               AllOf(HasSubstr("is not visible here"),
-                    HasSubstr("prefill offers cuda_ipc, shm, tcp and requires cuda_ipc"),
+                    HasSubstr("prefill offers cuda_ipc, nccl, shm, tcp and requires cuda_ipc"),
                     HasSubstr("decode offers cuda_ipc, shm, tcp")));
   receiver->OnPeerGone(session);
 }

@@ -25,7 +25,7 @@ template <typename Reactor, typename Self>
 class CallReactor : public Reactor, public std::enable_shared_from_this<Self> {
  public:
   // `absolute_deadline` tells a client that gave up from one whose time was over. `place` is its
-  // token's, given back when gRPC is done with the call.
+  // token's.
   void Bind(std::shared_ptr<GenerateCall> call,
             absl::Time absolute_deadline,
             absl::Duration slack,
@@ -44,6 +44,11 @@ class CallReactor : public Reactor, public std::enable_shared_from_this<Self> {
   // Before Finish, after which the context may be gone.
   void AddTrailer(const std::string& key, const std::string& value) {
     context_->AddTrailingMetadata(key, value);
+  }
+  // Its place is free before the client hears of the end: it may send its next request at once.
+  void FinishCall(const absl::Status& status) {
+    place_.reset();
+    this->Finish(process::ToGrpcStatus(status));
   }
   void OnDone() override {
     call_.reset();
@@ -67,8 +72,7 @@ class StreamReactor
       : CallReactor(context),
         writer_(
             {.start_write = [this](const v1::GenerateResponse* message) { StartWrite(message); },
-             .finish =
-                 [this](const absl::Status& status) { Finish(process::ToGrpcStatus(status)); },
+             .finish = [this](const absl::Status& status) { FinishCall(status); },
              .merge = &MergeDeltas,
              .weigh = &WeightOf},
             limit) {}
@@ -144,9 +148,7 @@ class UnarySink : public ClientSink {
   void AddTrailer(const std::string& key, const std::string& value) override {
     reactor_->AddTrailer(key, value);
   }
-  void Finish(const absl::Status& status) override {
-    reactor_->Finish(process::ToGrpcStatus(status));
-  }
+  void Finish(const absl::Status& status) override { reactor_->FinishCall(status); }
 
  private:
   const std::shared_ptr<UnaryReactor> reactor_;

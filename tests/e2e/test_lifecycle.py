@@ -196,11 +196,12 @@ def test_cuda_on_a_machine_without_it_is_refused_by_name():
     assert run.returncode > 0 and "cuda" in run.stderr
 
 
-def test_what_is_running_names_the_device_in_use_not_the_one_asked_for(tiny):
-    for worker in tiny.workers:
-        used = re.search(r"device requested=auto backend=(\w+)", worker.log())[1]
-        build = [key for key in worker.metrics() if key.startswith("baton_build_info{")]
-        assert used in ("cpu", "cuda") and len(build) == 1 and f'backend="{used}"' in build[0] and "auto" not in build[0], build
+def test_what_is_running_names_the_device_in_use_not_the_one_asked_for():
+    with Service(TINY, worker_flags=("--device=auto",)) as service:
+        for worker in service.workers:
+            used = re.search(r"device requested=auto backend=(\w+)", worker.log())[1]
+            build = [key for key in worker.metrics() if key.startswith("baton_build_info{")]
+            assert used in ("cpu", "cuda") and len(build) == 1 and f'backend="{used}"' in build[0] and "auto" not in build[0], build
 
 
 @pytest.mark.parametrize("path", ["/nonexistent", "/etc/hostname", "/dev/null"])

@@ -18,7 +18,9 @@ void Cluster::CheckClient(Client* client) {
     return;
   }
   client->checked = true;
-  world_.Trace("client ", name, " ends: ", record.status.ToString());
+  // Without details: protobuf writes their maps in any order.
+  world_.Trace("client ", name, " ends: ", absl::StatusCodeToString(record.status.code()), " ",
+               record.status.message());
   CheckStatus(*client);
   CheckAnswer(*client);
 }

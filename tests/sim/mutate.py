@@ -139,8 +139,8 @@ MUTATIONS = {
         "      if (false) {",
     ),
     "damaged_frame_believed": (
-        "kvtransfer/frame.cc",
-        "  if (Get<uint32_t>(header + 12) != FrameCheck(header, frame_.body))",
+        "kvtransfer/frame_reader.cc",
+        "  if (HeaderField<uint32_t>(header + 12) != FrameCheck(header, frame_.body))",
         "  if (false)",
     ),
     "quarantine_never_times_out": (

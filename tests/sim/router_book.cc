@@ -10,6 +10,9 @@ namespace {
 // As the project says it: worker_table.h, breaker.h.
 constexpr absl::Duration kSilent = absl::Seconds(3);
 constexpr int kRefusalsMax = 3;
+// A refusal does not count there when the other worker has ended that attempt already. This many in
+// a row are never all of that kind.
+constexpr int kRefusalsSure = 2 * kRefusalsMax;
 constexpr absl::Duration kPauseMin = absl::Seconds(1);
 constexpr absl::Duration kLastWord = absl::Milliseconds(500);
 
@@ -60,8 +63,8 @@ void RouterBook::OnRefusal(const std::string& address) {
   Heard& heard = heard_[address];
   // A call that goes well speaks for its worker when it ends, a little after its last message.
   if (clock_.Now() - heard.answered_at < kLastWord) return;
-  ++heard.refusals;
-  heard.refused_at = clock_.Now();
+  // Calls that were under way when the pause began do not make it longer.
+  if (++heard.refusals == kRefusalsMax) heard.pause_began_at = clock_.Now();
 }
 
 std::string RouterBook::WhyNot(const std::string& address) const {
@@ -71,7 +74,7 @@ std::string RouterBook::WhyNot(const std::string& address) const {
   if (heard.state == worker::v1::WORKER_STATE_DRAINING) return "drains";
   if (heard.state != worker::v1::WORKER_STATE_READY) return "is not there";
   if (heard.silent) return "has been silent";
-  if (heard.refusals >= kRefusalsMax && clock_.Now() < heard.refused_at + kPauseMin)
+  if (heard.refusals >= kRefusalsSure && clock_.Now() < heard.pause_began_at + kPauseMin)
     return absl::StrCat("has just refused ", heard.refusals, " calls in a row");
   return "";
 }

@@ -38,7 +38,7 @@ class RouterBook {
     absl::Duration at;
     bool silent = false;  // when it was last looked for silence
     int refusals = 0;     // in a row
-    absl::Duration refused_at;
+    absl::Duration pause_began_at;
     absl::Duration answered_at = -absl::InfiniteDuration();
   };
 

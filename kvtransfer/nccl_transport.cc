@@ -28,6 +28,7 @@
 #include "kvtransfer/nccl_link.h"
 #include "kvtransfer/nccl_port.h"
 #include "kvtransfer/stream_put.h"
+#include "kvtransfer/tcp_socket.h"
 #include "kvtransfer/transport_terms.h"
 
 namespace baton::kvtransfer {
@@ -59,23 +60,14 @@ class NcclListener : public PutListener {
     const int port = options_.tcp_port == 0 ? 0 : options_.tcp_port + 1;
     if (port > UINT16_MAX)
       return absl::InvalidArgumentError("nccl transport: there is no port after --kv-listen's");
-    BATON_ASSIGN_OR_RETURN(fd_, ListenTcp(options_.tcp_host, port));
-    BATON_ASSIGN_OR_RETURN(const int local_port, LocalPort(fd_.get()));
-    const std::string& host =
-        options_.tcp_advertise_host.empty() ? options_.tcp_host : options_.tcp_advertise_host;
-    address_ = absl::StrCat(host, ":", local_port);
-    return absl::OkStatus();
+    return socket_.Listen(options_.tcp_host, port, options_.tcp_advertise_host);
   }
 
   absl::string_view name() const override { return kNccl; }
-  std::string address() const override { return address_; }
+  std::string address() const override { return socket_.address(); }
   bool peer_writes() const override { return false; }
-  int fd() const override { return fd_.get(); }
-  absl::StatusOr<UniqueFd> Accept() override {
-    BATON_ASSIGN_OR_RETURN(UniqueFd fd, AcceptSocket(fd_.get()));
-    SetNoDelay(fd.get());
-    return fd;
-  }
+  int fd() const override { return socket_.fd(); }
+  absl::StatusOr<UniqueFd> Accept() override { return socket_.Accept(); }
 
   absl::Status Welcome(int fd) override {
     const NcclOfferFrame offer{static_cast<uint32_t>(nccl_.version),
@@ -102,8 +94,7 @@ class NcclListener : public PutListener {
   const ListenOptions options_;
   base::NcclLibrary nccl_;
   std::optional<DeviceCopier> copier_;
-  UniqueFd fd_;
-  std::string address_;
+  TcpSocket socket_;
   std::atomic<int> num_ports_{0};
 };
 

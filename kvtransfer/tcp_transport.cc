@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
 #include "kvtransfer/stream_put.h"
+#include "kvtransfer/tcp_socket.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -16,23 +17,14 @@ class TcpListener : public PutListener {
   explicit TcpListener(const kv::KvLayout& layout) : layout_(layout) {}
 
   absl::Status Listen(const ListenOptions& options) {
-    BATON_ASSIGN_OR_RETURN(fd_, ListenTcp(options.tcp_host, options.tcp_port));
-    BATON_ASSIGN_OR_RETURN(const int port, LocalPort(fd_.get()));
-    const std::string& host =
-        options.tcp_advertise_host.empty() ? options.tcp_host : options.tcp_advertise_host;
-    address_ = absl::StrCat(host, ":", port);
-    return absl::OkStatus();
+    return socket_.Listen(options.tcp_host, options.tcp_port, options.tcp_advertise_host);
   }
 
   absl::string_view name() const override { return "tcp"; }
-  std::string address() const override { return address_; }
+  std::string address() const override { return socket_.address(); }
   bool peer_writes() const override { return false; }
-  int fd() const override { return fd_.get(); }
-  absl::StatusOr<UniqueFd> Accept() override {
-    BATON_ASSIGN_OR_RETURN(UniqueFd fd, AcceptSocket(fd_.get()));
-    SetNoDelay(fd.get());
-    return fd;
-  }
+  int fd() const override { return socket_.fd(); }
+  absl::StatusOr<UniqueFd> Accept() override { return socket_.Accept(); }
 
   absl::Status Welcome(int fd) override {
     return SendWithDescriptors(fd, Encode(WelcomeOf(layout_)), {});
@@ -40,8 +32,7 @@ class TcpListener : public PutListener {
 
  private:
   const kv::KvLayout layout_;
-  UniqueFd fd_;
-  std::string address_;
+  TcpSocket socket_;
 };
 
 class TcpPut : public StreamPut {

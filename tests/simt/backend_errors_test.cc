@@ -17,6 +17,14 @@
 namespace baton::simt {
 namespace {
 
+runtime::ModelRunnerOptions OnTheDevice() {
+  runtime::ModelRunnerOptions options;
+  options.model_path = absl::StrCat(BATON_SOURCE_DIR, "/tests/data/models/tiny-qwen3");
+  options.backend = "cuda";
+  options.weight_dtype = "bf16";
+  return options;
+}
+
 TEST(BackendErrors, SayWhatIsMissing) {
   GetRuntimeConfig().num_devices = 0;
   auto backend = ops::CreateBackend("cuda", ops::WeightDtype::kBf16, {});
@@ -59,10 +67,7 @@ TEST(BackendErrors, KernelsRunOnlyOnWhatTheyWereCompiledFor) {
 
 // 0.9 of the device less what is taken; the runner's own pool is what is left of it.
 TEST(BackendPool, IsSizedByWhatTheDeviceHasLeft) {
-  runtime::ModelRunnerOptions options;
-  options.model_path = absl::StrCat(BATON_SOURCE_DIR, "/tests/data/models/tiny-qwen3");
-  options.backend = "cuda";
-  options.weight_dtype = "bf16";
+  runtime::ModelRunnerOptions options = OnTheDevice();
   options.max_step_tokens = 64;
   options.max_logit_rows = 4;
   constexpr size_t kTotal = size_t{64} << 20;
@@ -82,10 +87,7 @@ TEST(BackendPool, IsSizedByWhatTheDeviceHasLeft) {
 }
 
 TEST(BackendErrors, NothingIsLeftOnTheDevice) {
-  runtime::ModelRunnerOptions options;
-  options.model_path = absl::StrCat(BATON_SOURCE_DIR, "/tests/data/models/tiny-qwen3");
-  options.backend = "cuda";
-  options.weight_dtype = "bf16";
+  runtime::ModelRunnerOptions options = OnTheDevice();
   options.num_blocks = 2;
   const size_t before = DeviceMemory::Get().bytes_in_use();
   {
@@ -104,10 +106,7 @@ TEST(BackendErrors, NothingIsLeftOnTheDevice) {
 // A shared pool has a mirror on the host: it holds what a step with an observer appended, and what
 // is written into it counts on the device once the blocks have landed.
 TEST(BackendPool, MirrorFollowsObservedStepsAndLandedBlocks) {
-  runtime::ModelRunnerOptions options;
-  options.model_path = absl::StrCat(BATON_SOURCE_DIR, "/tests/data/models/tiny-qwen3");
-  options.backend = "cuda";
-  options.weight_dtype = "bf16";
+  runtime::ModelRunnerOptions options = OnTheDevice();
   options.num_blocks = 4;
   options.shared_kv = true;
   struct Observer : runtime::LayerObserver {
@@ -139,10 +138,7 @@ TEST(BackendPool, MirrorFollowsObservedStepsAndLandedBlocks) {
 
 // Without a mirror the pool that steps use is the one that others write, layer by layer.
 TEST(BackendPool, WithoutAMirrorOthersReadAndWriteThePoolItself) {
-  runtime::ModelRunnerOptions options;
-  options.model_path = absl::StrCat(BATON_SOURCE_DIR, "/tests/data/models/tiny-qwen3");
-  options.backend = "cuda";
-  options.weight_dtype = "bf16";
+  runtime::ModelRunnerOptions options = OnTheDevice();
   options.num_blocks = 4;
   options.shared_kv = true;
   options.kv_mirror = false;

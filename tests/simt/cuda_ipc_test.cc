@@ -154,15 +154,7 @@ TEST_F(CudaIpcTest, LazyStreamsChangeNothingThatLands) {
   GetRuntimeConfig().lazy = true;
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     GetRuntimeConfig().seed = seed;
-    HandoffPair pair("cuda_ipc", kv::KvFormat::kFp8);
-    const std::vector<kv::BlockId> ours = {3, 7, 1}, peers = {9, 4, 20};
-    const auto handoff = pair.decode().Reserve(150, 0, peers);
-    const TransferId id = pair.Begin(handoff, 150, 0, peers);
-    for (int layer = 0; layer < 3; ++layer) pair.sender().Push(id, 0, 3, layer, layer + 1, ours);
-    pair.sender().Commit(id, {});
-    const ReceiverEvent event = pair.decode().NextEvent();
-    ASSERT_EQ(event.kind, Kind::kLanded) << event.status;
-    pair.ExpectLanded(150, 0, ours, peers);
+    HandoffPair("cuda_ipc", kv::KvFormat::kFp8).ExpectThreeBlocksLand();
   }
 }
 

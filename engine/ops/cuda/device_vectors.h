@@ -114,4 +114,12 @@ __device__ __forceinline__ GroupScale ScaleForMagnitude(uint32_t magnitude_bits)
 // 1 / sqrt(x), both steps correctly rounded, as canonical_math.h.
 __device__ __forceinline__ float ExactRsqrt(float x) { return __fdiv_rn(1.0f, __fsqrt_rn(x)); }
 
+// A thread for each eight of `columns`, a block's row of threads for each of `rows`; kernels go on
+// to further rows where a grid has no more.
+inline dim3 GridOf8(int columns, int rows, int threads) {
+  constexpr int kMaxRows = 65535;  // of a grid's second dimension
+  return {static_cast<unsigned>((columns / 8 + threads - 1) / threads),
+          static_cast<unsigned>(rows < kMaxRows ? rows : kMaxRows)};
+}
+
 }  // namespace baton::ops::cuda

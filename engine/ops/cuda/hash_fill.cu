@@ -35,10 +35,8 @@ cudaError_t HashFill(const HashFillParams& params, cudaStream_t stream) {
       params.element == Element::kF16)
     return cudaErrorInvalidValue;
   if (params.rows == 0) return cudaSuccess;
-  constexpr int kMaxRows = 65535;  // of a grid's second dimension
-  const dim3 grid(static_cast<unsigned>((params.cols / 8 + kThreads - 1) / kThreads),
-                  static_cast<unsigned>(params.rows < kMaxRows ? params.rows : kMaxRows));
-  return gpu::Launch(HashFillKernel, grid, dim3(kThreads), 0, stream, params);
+  return gpu::Launch(HashFillKernel, GridOf8(params.cols, params.rows, kThreads), dim3(kThreads), 0,
+                     stream, params);
 }
 
 }  // namespace baton::ops::cuda

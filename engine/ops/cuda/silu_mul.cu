@@ -41,11 +41,8 @@ cudaError_t SiluMul(const SiluMulParams& params, cudaStream_t stream) {
                       : params.element == Element::kBf16 ? SiluMulKernel<__nv_bfloat16>
                                                          : nullptr;
   if (kernel == nullptr) return cudaErrorInvalidValue;
-  constexpr int kMaxRows = 65535;  // of a grid's second dimension
-  const dim3 grid(
-      static_cast<unsigned>((params.width / 8 + kThreads - 1) / kThreads),
-      static_cast<unsigned>(params.num_tokens < kMaxRows ? params.num_tokens : kMaxRows));
-  return gpu::Launch(kernel, grid, dim3(kThreads), 0, stream, params);
+  return gpu::Launch(kernel, GridOf8(params.width, params.num_tokens, kThreads), dim3(kThreads), 0,
+                     stream, params);
 }
 
 }  // namespace baton::ops::cuda

@@ -240,6 +240,17 @@ class HandoffPair {
     EXPECT_TRUE(want == decode_.pool().Read());
   }
 
+  // Three blocks, pushed layer by layer, land where they belong and nothing else does.
+  void ExpectThreeBlocksLand() {
+    const std::vector<kv::BlockId> ours = {3, 7, 1}, peers = {9, 4, 20};
+    const TransferId id = Begin(decode_.Reserve(150, 0, peers), 150, 0, peers);
+    for (int layer = 0; layer < 3; ++layer) sender_->Push(id, 0, 3, layer, layer + 1, ours);
+    sender_->Commit(id, {});
+    const ReceiverEvent event = decode_.NextEvent();
+    ASSERT_EQ(event.kind, ReceiverEvent::Kind::kLanded) << event.status;
+    ExpectLanded(150, 0, ours, peers);
+  }
+
   Sender& sender() { return *sender_; }
   void DestroySender() {
     to_prefill_.Connect(nullptr);

@@ -182,10 +182,13 @@ void Call::OnReadDone(bool ok) {
 }
 
 void Call::OnDone(const grpc::Status& status) {
-  record_.end = run_->Now();
-  record_.code = CodeName(status);
-  run_->Ended(number_, std::move(record_));
-  delete this;
+  Run* const run = run_;
+  const size_t number = number_;
+  BenchRecord record = std::move(record_);
+  record.end = run->Now();
+  record.code = CodeName(status);
+  delete this;  // first: see process::MakeChannel
+  run->Ended(number, std::move(record));
 }
 
 }  // namespace

@@ -108,8 +108,9 @@ void PeerSession::OnDone(const grpc::Status& status) {
     changed_.NotifyAll();
   }
   if (sender != nullptr) sender->OnPeerGone(end);
-  if (on_end_) on_end_();
-  self_.reset();
+  const std::function<void()> on_end = on_end_;
+  self_.reset();  // first: see process::MakeChannel
+  if (on_end) on_end();
 }
 
 }  // namespace baton::prefill

@@ -11,6 +11,7 @@
 #include "baton/worker/v1/decode.grpc.pb.h"
 #include "baton/worker/v1/prefill.grpc.pb.h"
 
+#include "engine/base/log.h"
 #include "engine/process/channel.h"
 #include "engine/process/grpc_status.h"
 #include "engine/process/stream_writer.h"
@@ -18,14 +19,18 @@
 namespace baton::router {
 namespace {
 
+// From the end of the service until its last call to a worker has ended too.
+constexpr absl::Duration kEndTimeout = absl::Seconds(5);
+
 // One bidirectional call. gRPC holds it until OnDone; the handle that the request holds may go
 // earlier or later, hence the shared ownership.
 template <typename Request, typename Response>
 class LegCall : public grpc::ClientBidiReactor<Request, Response>,
                 public std::enable_shared_from_this<LegCall<Request, Response>> {
  public:
-  explicit LegCall(LegEvents<Response> events)
+  LegCall(const WorkerChannels* channels, LegEvents<Response> events)
       : events_(std::move(events)),
+        use_(channels),
         writer_({.start_write = [this](const Request* request) { this->StartWrite(request); },
                  .finish = [](const absl::Status&) {}}) {}
 
@@ -73,6 +78,7 @@ class LegCall : public grpc::ClientBidiReactor<Request, Response>,
 
  private:
   LegEvents<Response> events_;
+  const WorkerChannels::Use use_;
   grpc::ClientContext context_;
   Response response_;
   process::StreamWriter<Request> writer_;
@@ -94,7 +100,7 @@ class GrpcPrefillLeg : public PrefillLeg {
  public:
   using Call = LegCall<worker::v1::PrefillRequest, worker::v1::PrefillResponse>;
   GrpcPrefillLeg(std::unique_ptr<worker::v1::PrefillWorker::Stub> stub, std::shared_ptr<Call> call)
-      : stub_(std::move(stub)), call_(std::move(call)) {}
+      : call_(std::move(call)), stub_(std::move(stub)) {}
   ~GrpcPrefillLeg() override { call_->Release(); }
   void SendTicket(worker::v1::PrefillRequest::Ticket ticket) override {
     worker::v1::PrefillRequest request;
@@ -104,28 +110,45 @@ class GrpcPrefillLeg : public PrefillLeg {
   void Cancel() override { call_->Cancel(); }
 
  private:
-  const std::unique_ptr<worker::v1::PrefillWorker::Stub> stub_;
   const std::shared_ptr<Call> call_;
+  const std::unique_ptr<worker::v1::PrefillWorker::Stub> stub_;  // goes first: it holds the channel
 };
 
 class GrpcDecodeLeg : public DecodeLeg {
  public:
   using Call = LegCall<worker::v1::DecodeRequest, worker::v1::DecodeResponse>;
   GrpcDecodeLeg(std::unique_ptr<worker::v1::DecodeWorker::Stub> stub, std::shared_ptr<Call> call)
-      : stub_(std::move(stub)), call_(std::move(call)) {}
+      : call_(std::move(call)), stub_(std::move(stub)) {}
   ~GrpcDecodeLeg() override { call_->Release(); }
   void Cancel() override { call_->Cancel(); }
 
  private:
-  const std::unique_ptr<worker::v1::DecodeWorker::Stub> stub_;
   const std::shared_ptr<Call> call_;
+  const std::unique_ptr<worker::v1::DecodeWorker::Stub> stub_;  // goes first: it holds the channel
 };
 
 }  // namespace
 
 WorkerChannels::WorkerChannels(process::ChannelSecurity security)
     : security_(std::move(security)) {}
-WorkerChannels::~WorkerChannels() = default;
+
+WorkerChannels::~WorkerChannels() {
+  const absl::Time deadline = absl::Now() + kEndTimeout;
+  base::MutexLock lock(&mutex_);
+  while (uses_ > 0 && absl::Now() < deadline) unused_.WaitFor(&mutex_, deadline - absl::Now());
+  if (uses_ > 0) BATON_LOG(Warning, "calls to workers have not ended", LogField("calls", uses_));
+}
+
+WorkerChannels::Use::Use(const WorkerChannels* channels) : channels_(channels) {
+  base::MutexLock lock(&channels_->mutex_);
+  ++channels_->uses_;
+}
+
+WorkerChannels::Use::~Use() {
+  base::MutexLock lock(&channels_->mutex_);
+  // Under the lock: the channels may be gone as soon as it is released.
+  if (--channels_->uses_ == 0) channels_->unused_.NotifyAll();
+}
 
 std::shared_ptr<grpc::Channel> WorkerChannels::of(const std::string& address) const {
   base::MutexLock lock(&mutex_);
@@ -144,7 +167,7 @@ std::unique_ptr<PrefillLeg> GrpcLegFactory::OpenPrefill(const std::string& addre
                                                         absl::Duration deadline,
                                                         PrefillEvents events) {
   auto stub = worker::v1::PrefillWorker::NewStub(channels_->of(address));
-  auto call = std::make_shared<GrpcPrefillLeg::Call>(std::move(events));
+  auto call = std::make_shared<GrpcPrefillLeg::Call>(channels_, std::move(events));
   call->context()->set_deadline(WallTime(deadline, *clock_));
   AddTrace(open.spec(), call->context());
   stub->async()->Prefill(call->context(), call.get());
@@ -159,7 +182,7 @@ std::unique_ptr<DecodeLeg> GrpcLegFactory::OpenDecode(const std::string& address
                                                       absl::Duration deadline,
                                                       DecodeEvents events) {
   auto stub = worker::v1::DecodeWorker::NewStub(channels_->of(address));
-  auto call = std::make_shared<GrpcDecodeLeg::Call>(std::move(events));
+  auto call = std::make_shared<GrpcDecodeLeg::Call>(channels_, std::move(events));
   call->context()->set_deadline(WallTime(deadline, *clock_));
   AddTrace(open.spec(), call->context());
   stub->async()->Generate(call->context(), call.get());

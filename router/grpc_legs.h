@@ -25,7 +25,20 @@ namespace baton::router {
 // One channel per worker, shared by everything that talks to it. Thread-safe.
 class WorkerChannels {
  public:
+  // Of one call, which holds its channel: declared before its context, so that it goes after it.
+  class Use {
+   public:
+    explicit Use(const WorkerChannels* channels);
+    ~Use();
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    const WorkerChannels* const channels_;
+  };
+
   explicit WorkerChannels(process::ChannelSecurity security);
+  // Waits until the last call has gone, a few seconds at most: see process::MakeChannel.
   ~WorkerChannels();
   // Made when it is first asked for.
   std::shared_ptr<grpc::Channel> of(const std::string& address) const;
@@ -36,6 +49,8 @@ class WorkerChannels {
   const process::ChannelSecurity security_;
   mutable base::Mutex mutex_;
   mutable std::map<std::string, std::shared_ptr<grpc::Channel>> channels_ ABSL_GUARDED_BY(mutex_);
+  mutable base::CondVar unused_;
+  mutable int uses_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // Thread-safe.

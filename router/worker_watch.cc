@@ -59,7 +59,7 @@ template <typename Message>
 class WorkerWatch::Stream : public grpc::ClientReadReactor<Message> {
  public:
   Stream(std::shared_ptr<State> state, StreamName name)
-      : state_(std::move(state)), name_(std::move(name)) {
+      : state_(std::move(state)), name_(std::move(name)), use_(state_->channels) {
     stub_ = worker::v1::Cluster::NewStub(state_->channels->of(name_.first));
     status_request_.set_interval_ms(kStatusIntervalMs);
     Bind(this);
@@ -77,6 +77,7 @@ class WorkerWatch::Stream : public grpc::ClientReadReactor<Message> {
     this->StartRead(&message_);
   }
   void OnDone(const grpc::Status& status) override {
+    // Until it is told, the state may cancel the stream: so not before.
     state_->OnEnded(name_, answered_, process::FromGrpcStatus(status));
     delete this;
   }
@@ -91,6 +92,7 @@ class WorkerWatch::Stream : public grpc::ClientReadReactor<Message> {
 
   const std::shared_ptr<State> state_;
   const StreamName name_;
+  const WorkerChannels::Use use_;
   std::unique_ptr<worker::v1::Cluster::Stub> stub_;
   grpc::ClientContext context_;
   worker::v1::WatchStatusRequest status_request_;

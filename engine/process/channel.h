@@ -22,6 +22,10 @@ struct ChannelSecurity {
 // `address` is host:port. 16 MiB messages, keepalive that notices a dead peer within seconds, quick
 // reconnects (at most 1 s between tries) and no use of HTTP proxies. Each channel has connections
 // of its own. Shared because gRPC's stubs share their channel.
+//
+// A process must not release its last channel in a callback of gRPC's: with it goes the queue that
+// the callback's own thread reads, and gRPC aborts. A call's context holds the channel too, so
+// whoever waits for the end of a call waits until its reactor is gone as well.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
                                            const ChannelSecurity& security = {});
 

@@ -72,13 +72,14 @@ class Stream : public grpc::ClientReadReactor<v1::GenerateResponse> {
     RemoveHold();
   }
   void OnDone(const grpc::Status& status) override {
-    if (status.ok()) totals_->ok.fetch_add(1);
+    Totals* const totals = totals_;
+    delete this;  // first: see process::MakeChannel
+    if (status.ok()) totals->ok.fetch_add(1);
     {
-      base::MutexLock lock(&totals_->mutex);
-      ++totals_->codes[status.error_code()];
+      base::MutexLock lock(&totals->mutex);
+      ++totals->codes[status.error_code()];
     }
-    totals_->ended.fetch_add(1);
-    delete this;
+    totals->ended.fetch_add(1);
   }
 
  private:

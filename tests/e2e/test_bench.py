@@ -130,6 +130,13 @@ def test_a_bad_setting_is_refused_by_name(chain, flag, named):
     assert run.returncode != 0 and named in run.stderr, run.stderr
 
 
+def test_it_ends_well_every_time(chain):
+    """At its end gRPC is taken apart while answers' last callbacks still run."""
+    for _ in range(60):
+        run = run_baton("bench", f"--address={chain.router.address}", "--requests=2", "--concurrency=2", "--prompt-tokens=5", "--output-tokens=1")
+        assert run.returncode == 0, run.stderr
+
+
 def test_no_router_is_unavailable():
     run = run_baton("bench", "--address=127.0.0.1:1", "--requests=1")
     assert run.returncode != 0 and "127.0.0.1:1" in run.stderr

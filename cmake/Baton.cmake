@@ -68,10 +68,10 @@ function(baton_reads_any_enum)
   endif()
 endfunction()
 
-# baton_test(NAME unit_kv SRCS a_test.cc DEPS lib... [LABELS unit] [TIMEOUT 60] [BY_NAME]): one gtest binary, one ctest
-# entry. BY_NAME: built when it is asked for by name, and no ctest entry.
+# baton_test(NAME unit_kv SRCS a_test.cc DEPS lib... [LABELS unit] [TIMEOUT 60] [HEAVY] [BY_NAME]): one gtest binary, one
+# ctest entry. HEAVY: its own lines compute for seconds. BY_NAME: built when it is asked for by name, and no ctest entry.
 function(baton_test)
-  cmake_parse_arguments(arg "BY_NAME" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "HEAVY;BY_NAME" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT BATON_BUILD_TESTS)
     return()
   endif()
@@ -79,8 +79,13 @@ function(baton_test)
   target_link_libraries(${arg_NAME} PRIVATE baton_options ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
   baton_unity(${arg_NAME})
   target_compile_definitions(${arg_NAME} PRIVATE BATON_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  # A test's own lines run for moments and compile for long; what they test is compiled as it ships.
-  target_compile_options(${arg_NAME} PRIVATE $<$<CONFIG:Release>:-O1>)
+  # A test's own lines run for moments and compile for long; what they test is compiled as it ships. Those of other suites compute
+  # all: references of kernels, the simulation.
+  if(arg_HEAVY OR arg_LABELS)
+    target_compile_options(${arg_NAME} PRIVATE $<$<CONFIG:Release>:-O1>)
+  else()
+    target_compile_options(${arg_NAME} PRIVATE $<$<CONFIG:Release>:-O0>)
+  endif()
   set_target_properties(${arg_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   if(arg_BY_NAME)
     set_target_properties(${arg_NAME} PROPERTIES EXCLUDE_FROM_ALL ON)

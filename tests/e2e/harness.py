@@ -18,7 +18,7 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("BATON_BUILD_DIR", ROOT / "build"))
 BIN = BUILD / "bin"
-LOGS = BUILD / "e2e-logs"  # of the last session
+LOGS = pathlib.Path(os.environ.get("BATON_TEST_LOGS", BUILD / "e2e-logs"))  # of the last session
 MODELS = ROOT / "tests" / "data" / "models"
 CACHE = ROOT / ".cache"
 SMOLLM2 = CACHE / "models" / "SmolLM2-135M-Instruct.gguf"

@@ -113,9 +113,10 @@ absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
   if (!MayUseHostTransports(options) && host.runner->device_pool() == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         options.require_transport.empty() ? options.kv_transport : options.require_transport,
-        " is wanted (--kv-transport, --require-transport), but the KV cache "
-        "does not lie on a device: device=",
-        host.runner->device()));
+        " is wanted (--kv-transport, --require-transport), but the KV cache ",
+        host.runner->device_ids().size() > 1 ? "lies on several devices"
+                                             : "does not lie on a device",
+        ": device=", host.runner->device()));
   }
   BATON_ASSIGN_OR_RETURN(host.tokenizer, LoadTokenizer(*host.runner));
   host.fingerprint = FingerprintOf(*host.runner, *host.tokenizer);

@@ -93,7 +93,7 @@ std::string BackendOf(const WorkerOptions& options, std::string* why) {
   if (why == nullptr) why = &ignored;
   *why = "asked for";
   if (options.device != "auto") return options.device;
-  const ops::BackendChoice& choice = ops::AutoBackend();
+  const ops::BackendChoice& choice = ops::AutoBackend(options.tp);
   *why = choice.reason;
   if (choice.name == "cuda" && (options.weight_dtype == "int8" || options.weight_dtype == "q4")) {
     *why = absl::StrCat("--weight-dtype=", options.weight_dtype, " is computed on the CPU only; ",

@@ -225,7 +225,7 @@ class Loader {
 
   absl::StatusOr<Weights> Load() {
     Weights weights;
-    if (shard_.rank == 0) {
+    if (shard_.rank == 0 || !backend_.matrices_are_shared()) {
       BATON_ASSIGN_OR_RETURN(weights.embed, Pack(0, {TensorRole::kEmbed}));
       if (!checkpoint_.config().tied_head) {
         BATON_ASSIGN_OR_RETURN(weights.head, Pack(0, {TensorRole::kHead}));

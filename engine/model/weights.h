@@ -52,9 +52,10 @@ absl::StatusOr<ops::WeightDtype> ResolveWeightDtype(const Checkpoint& checkpoint
                                                     bool on_device = false);
 
 // Reads and packs the rank's share of everything, on all of the backend's threads; rank 0 logs a
-// line per tenth where it takes long. Ranks other than 0 are left without embedding and head: they
-// take those of rank 0. `dtype` is what the weights compute in: with kFp8 every matrix of a layer
-// is rounded to e4m3, whatever the backend. Errors: those of Backend::Pack, with the tensor's name.
+// line per tenth where it takes long. Ranks other than 0 are left without embedding and head where
+// the backend's matrices are shared: they take those of rank 0. `dtype` is what the weights compute
+// in: with kFp8 every matrix of a layer is rounded to e4m3, whatever the backend. Errors: those of
+// Backend::Pack, with the tensor's name.
 absl::StatusOr<Weights> LoadWeights(const Checkpoint& checkpoint,
                                     const ShardPlan& shard,
                                     ops::WeightDtype dtype,

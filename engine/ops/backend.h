@@ -188,6 +188,7 @@ struct BackendOptions {
   // cuda: file in which the fastest algorithms of matrix products are kept; empty: none.
   std::string gemm_cache;
   bool pin_threads = false;    // cpu: worker threads stay on one core each
+  int device = 0;              // cuda: which one
   bool enforce_eager = false;  // cuda: operations are issued one by one, not as graphs
 };
 
@@ -217,14 +218,17 @@ class Backend {
                                                                     int width) = 0;
 
   // From now on this is one rank of `group`, which outlives it; before the first NewActivation.
-  // Every rank has whole rows of the residual and a share of the heads and of F: QkvProject,
-  // QkNormRopeAppend, PagedAttention and GateUpSilu compute the share alone (int8: with the scale
-  // of the whole row of their output), ProjectAdd takes the rank's columns of W and adds the sum
-  // over ranks, Logits writes the rank's share of the columns of one buffer that all ranks are
-  // given, and Synchronize waits for all ranks. Where the ranks' shares of K are the two halves of
-  // the canonical order, the bits are those of one rank.
-  // Errors: UNIMPLEMENTED.
+  // Every rank makes its calls on a thread of its own, from the backend's creation on. Every rank
+  // has whole rows of the residual and a share of the heads and of F: QkvProject, QkNormRopeAppend,
+  // PagedAttention and GateUpSilu compute the share alone (int8: with the scale of the whole row of
+  // their output), ProjectAdd takes the rank's columns of W and adds the sum over ranks, Logits
+  // writes the rank's share of the columns of one buffer that all ranks are given, and Synchronize
+  // waits for all ranks. Where the ranks' shares of K are the two halves of the canonical order,
+  // the bits are those of one rank. Errors: UNIMPLEMENTED.
   virtual absl::Status JoinGroup(parallel::TpGroup* group);
+
+  // Whether other ranks can read this one's matrices; if not, each packs an embedding and a head.
+  virtual bool matrices_are_shared() const { return true; }
 
   // Memory for a KV pool, which KvCacheView::layer_base points into: on the host, or on the device,
   // where the host cannot look. `shared`: another process can map it, by Buffer::fd or, on a
@@ -322,13 +326,14 @@ class Backend {
                                                   int width) = 0;
 };
 
-// What `--device auto` takes here, and why: "cuda" where the program has the CUDA backend and a
-// device, its driver and cuBLASLt can be used, else "cpu". Looked up once. Thread-safe.
+// What `--device auto` takes here, and why: "cuda" where the program has the CUDA backend and the
+// first `num_devices` devices (one a rank), their driver and cuBLASLt can be used, else "cpu".
+// Looked up once. Thread-safe.
 struct BackendChoice {
   std::string name;
   std::string reason;  // the device in words, or what is missing
 };
-const BackendChoice& AutoBackend();
+const BackendChoice& AutoBackend(int num_devices = 1);
 
 // `name`: "ref" or "cpu" ("cuda" where built in). A cpu backend has passed a small self-test
 // against ref. Errors: INVALID_ARGUMENT naming the accepted values; UNAVAILABLE when the device or

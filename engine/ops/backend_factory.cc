@@ -1,7 +1,9 @@
 #include <cstring>
+#include <map>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/mutex.h"
 #include "engine/base/status_macros.h"
 #include "engine/ops/backend.h"
 #include "engine/ops/cpu/cpu_backend.h"
@@ -16,7 +18,7 @@ namespace cuda {
 [[gnu::weak]] absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(
     WeightDtype dtype, const BackendOptions& options);
 // engine/ops/cuda/cuda_device.h; the same.
-[[gnu::weak]] absl::StatusOr<std::string> ProbeCuda();
+[[gnu::weak]] absl::StatusOr<std::string> ProbeCuda(int num_devices);
 [[gnu::weak]] std::string ToolkitVersion();
 }  // namespace cuda
 
@@ -40,18 +42,25 @@ WeightDtype HostDtype(WeightDtype dtype) {
 constexpr absl::string_view kNotBuilt =
     "cuda: this program was built without the CUDA backend (it needs a CUDA 13 toolkit)";
 
-BackendChoice Choose() {
+BackendChoice Choose(int num_devices) {
   if (&cuda::ProbeCuda == nullptr) return {"cpu", std::string(kNotBuilt)};
-  const absl::StatusOr<std::string> device = cuda::ProbeCuda();
+  const absl::StatusOr<std::string> device = cuda::ProbeCuda(num_devices);
   if (device.ok()) return {"cuda", *device};
   return {"cpu", std::string(device.status().message())};
 }
 
 }  // namespace
 
-const BackendChoice& AutoBackend() {
-  static const BackendChoice* choice = new BackendChoice(Choose());
-  return *choice;
+const BackendChoice& AutoBackend(int num_devices) {
+  struct Choices {
+    base::Mutex mutex;
+    std::map<int, BackendChoice> by_count ABSL_GUARDED_BY(mutex);
+  };
+  static auto* choices = new Choices;
+  base::MutexLock lock(&choices->mutex);
+  const auto [found, is_new] = choices->by_count.try_emplace(num_devices);
+  if (is_new) found->second = Choose(num_devices);
+  return found->second;
 }
 
 std::string CudaVersion() {

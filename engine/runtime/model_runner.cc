@@ -18,12 +18,12 @@
 namespace baton::runtime {
 namespace {
 
-// f(offset in the pool, bytes) for a block, rank by rank and layer by layer.
+// f(rank, offset in the pool, bytes) for a block, rank by rank and layer by layer.
 template <typename F>
 void ForEachPart(const kv::KvLayout& layout, kv::BlockId block, const F& f) {
   for (int rank = 0; rank < layout.tp; ++rank) {
     for (int layer = 0; layer < layout.num_layers; ++layer)
-      f(layout.BlockOffset(layer, block, rank), layout.rank_block_bytes());
+      f(rank, layout.BlockOffset(layer, block, rank), layout.rank_block_bytes());
   }
 }
 
@@ -60,15 +60,15 @@ class Runner : public ModelRunner {
     forward.sequences = inputs_->sequences();
     forward.logit_rows = inputs_->logit_rows();
     forward.in_one_go = observer == nullptr || !observer->reads_kv_pool();
-    absl::Status mirrored;
     const auto on_layer = [&](int layer) {
-      if (observer == nullptr || !mirrored.ok()) return;
-      if (observer->reads_kv_pool()) mirrored = MakeVisible(layer);
-      if (mirrored.ok()) observer->OnLayerDone(layer);
+      if (observer != nullptr) observer->OnLayerDone(layer);
     };
+    const auto make_visible = [&](int rank, int layer) { return MakeVisible(rank, layer); };
+    const Ranks::OnAppended on_appended = make_visible;
+    const bool is_read = !device_pools_.empty() && observer != nullptr && observer->reads_kv_pool();
     model::ForwardTimings forward_timings;
-    BATON_RETURN_IF_ERROR(ranks_->Forward(forward, on_layer, logits_data(), &forward_timings));
-    BATON_RETURN_IF_ERROR(mirrored);
+    BATON_RETURN_IF_ERROR(ranks_->Forward(forward, is_read ? &on_appended : nullptr, on_layer,
+                                          logits_data(), &forward_timings));
     if (logits != nullptr)
       *logits = absl::MakeSpan(logits_data(), forward.logit_rows.size() * config().vocab);
     SampleSaturation(sequences);
@@ -82,7 +82,11 @@ class Runner : public ModelRunner {
   base::Buffer& kv_pool() override { return kv_owner_ != nullptr ? kv_owner_->kv_pool() : pool_; }
   uint8_t* computed_pool() override {
     if (kv_owner_ != nullptr) return kv_owner_->computed_pool();
-    return device_pool_.size() > 0 ? device_pool_.data() : pool_.data();
+    return device_pools_.empty() ? pool_.data() : device_pools_[0].data();
+  }
+  uint8_t* computed_part(int rank) override {
+    if (kv_owner_ != nullptr) return kv_owner_->computed_part(rank);
+    return device_pools_.empty() ? ModelRunner::computed_part(rank) : device_pools_[rank].data();
   }
   base::Buffer* host_pool() override {
     if (kv_owner_ != nullptr) return kv_owner_->host_pool();
@@ -90,7 +94,7 @@ class Runner : public ModelRunner {
   }
   base::Buffer* device_pool() override {
     if (kv_owner_ != nullptr) return kv_owner_->device_pool();
-    return device_pool_.size() > 0 ? &device_pool_ : nullptr;
+    return device_pools_.size() == 1 ? &device_pools_[0] : nullptr;
   }
   int max_model_len() const override { return max_model_len_; }
   ops::WeightDtype weight_dtype() const override { return weight_dtype_; }
@@ -110,41 +114,42 @@ class Runner : public ModelRunner {
         "from=", from, " to=", to, " num_blocks=", layout_.num_blocks);
     const size_t from_distance = static_cast<size_t>(from) * layout_.rank_block_bytes();
     const size_t to_distance = static_cast<size_t>(to) * layout_.rank_block_bytes();
-    ForEachPart(layout_, 0, [&](size_t base, size_t bytes) {
+    ForEachPart(layout_, 0, [&](int rank, size_t base, size_t bytes) {
       const size_t target = base + to_distance, source = base + from_distance;
       if (is_mirrored()) std::memcpy(pool_.data() + target, pool_.data() + source, bytes);
-      ReportCopy(backend().CopyInPool(computed_pool() + target, computed_pool() + source, bytes));
+      ReportCopy(
+          ranks_->backend(rank).CopyInPool(Computed(rank, target), Computed(rank, source), bytes));
     });
   }
 
   void ReadBlock(kv::BlockId block, uint8_t* out) override {
     if (backend().pools_on_host()) return ModelRunner::ReadBlock(block, out);
     BATON_CHECK(block >= 0 && block < layout_.num_blocks);
-    const size_t bytes = layout_.block_bytes();
-    for (int layer = 0; layer < layout_.num_layers; ++layer)
-      ReportCopy(backend().CopyFromPool(
-          out + layer * bytes, computed_pool() + layout_.BlockOffset(layer, block), bytes));
+    ForEachPart(layout_, block, [&](int rank, size_t offset, size_t bytes) {
+      ReportCopy(ranks_->backend(rank).CopyFromPool(out, Computed(rank, offset), bytes));
+      out += bytes;
+    });
   }
 
   void WriteBlock(kv::BlockId block, const uint8_t* in) override {
     if (backend().pools_on_host()) return ModelRunner::WriteBlock(block, in);
     BATON_CHECK(block >= 0 && block < layout_.num_blocks);
-    const size_t bytes = layout_.block_bytes();
-    for (int layer = 0; layer < layout_.num_layers; ++layer)
-      ReportCopy(backend().CopyToPool(computed_pool() + layout_.BlockOffset(layer, block),
-                                      in + layer * bytes, bytes));
+    ForEachPart(layout_, block, [&](int rank, size_t offset, size_t bytes) {
+      ReportCopy(ranks_->backend(rank).CopyToPool(Computed(rank, offset), in, bytes));
+      in += bytes;
+    });
   }
 
   absl::Status BlocksLanded(absl::Span<const kv::BlockId> blocks) override {
     if (!is_mirrored()) return absl::OkStatus();
-    for (int layer = 0; layer < layout_.num_layers; ++layer) {
-      for (const kv::BlockId block : blocks) {
-        const size_t offset = layout_.BlockOffset(layer, block);
-        BATON_RETURN_IF_ERROR(backend().CopyToPool(device_pool_.data() + offset,
-                                                   pool_.data() + offset, layout_.block_bytes()));
-      }
+    absl::Status status;
+    for (const kv::BlockId block : blocks) {
+      ForEachPart(layout_, block, [&](int rank, size_t offset, size_t bytes) {
+        status.Update(
+            ranks_->backend(rank).CopyToPool(Computed(rank, offset), pool_.data() + offset, bytes));
+      });
     }
-    return absl::OkStatus();
+    return status;
   }
 
  private:
@@ -175,7 +180,7 @@ class Runner : public ModelRunner {
 
   // The weights are loaded: what a device has left is known.
   absl::Status SizePool(const ModelRunnerOptions& options) {
-    BATON_ASSIGN_OR_RETURN(const ops::DeviceMemory memory, backend().device_memory());
+    BATON_ASSIGN_OR_RETURN(const ops::DeviceMemory memory, ranks_->device_memory());
     KvBudgetInputs inputs;
     inputs.num_blocks = options.num_blocks;
     inputs.kv_cache_bytes = options.kv_cache_bytes;
@@ -234,13 +239,19 @@ class Runner : public ModelRunner {
 
   absl::Status AllocatePool(const ModelRunnerOptions& options) {
     const size_t pool_bytes = layout_.pool_bytes();
-    if (options.shared_kv && !backend().pools_on_host()) {
-      BATON_ASSIGN_OR_RETURN(device_pool_, backend().NewPool(pool_bytes, true));
-      if (options.kv_mirror) {
-        BATON_ASSIGN_OR_RETURN(pool_, base::Buffer::AllocateShared("baton-kv", pool_bytes));
-      }
-    } else {
+    if (backend().pools_on_host() || (layout_.tp == 1 && !options.shared_kv)) {
       BATON_ASSIGN_OR_RETURN(pool_, backend().NewPool(pool_bytes, options.shared_kv));
+      return absl::OkStatus();
+    }
+    for (int rank = 0; rank < layout_.tp; ++rank) {
+      // (Parts on several devices are nothing that others can map as one pool.)
+      const bool is_shared = options.shared_kv && layout_.tp == 1;
+      BATON_ASSIGN_OR_RETURN(base::Buffer part,
+                             ranks_->backend(rank).NewPool(pool_bytes / layout_.tp, is_shared));
+      device_pools_.push_back(std::move(part));
+    }
+    if (options.shared_kv && options.kv_mirror) {
+      BATON_ASSIGN_OR_RETURN(pool_, base::Buffer::AllocateShared("baton-kv", pool_bytes));
     }
     return absl::OkStatus();
   }
@@ -250,7 +261,9 @@ class Runner : public ModelRunner {
     BATON_ASSIGN_OR_RETURN(logits_,
                            base::Buffer::Allocate(static_cast<size_t>(options.max_logit_rows) *
                                                   config().vocab * sizeof(float)));
-    ranks_->SetPool(layout_, computed_pool(), [this](int layer) { return kv_scales(layer); });
+    ranks_->SetPool(
+        layout_, [this](int rank) { return computed_part(rank); },
+        [this](int layer) { return kv_scales(layer); });
     StepLimits limits;
     limits.max_tokens = options.max_step_tokens;
     limits.max_logit_rows = options.max_logit_rows;
@@ -296,30 +309,33 @@ class Runner : public ModelRunner {
   }
 
   // Host and device each have a copy of the pool.
-  bool is_mirrored() const { return device_pool_.size() > 0 && pool_.size() > 0; }
+  bool is_mirrored() const { return !device_pools_.empty() && pool_.size() > 0; }
+  // Where the computing side has what lies at `offset` in the pool, which is in the rank's part.
+  uint8_t* Computed(int rank, size_t offset) {
+    return computed_part(rank) + (offset - layout_.BlockOffset(0, 0, rank));
+  }
   void ReportCopy(const absl::Status& copied) {
     // A device that cannot copy any more fails the next step too.
     if (!copied.ok()) BATON_LOG(Error, "copy block", LogField("error", copied.ToString()));
   }
 
-  // What the running step has appended to a layer is where other threads and processes look for it.
-  absl::Status MakeVisible(int layer) {
+  // What the running step has appended to a layer is where other threads and processes look for it:
+  // on the rank's device, or on the host. On the rank's thread.
+  absl::Status MakeVisible(int rank, int layer) {
     // (A mirror's copies wait for the device too.)
-    if (device_pool_.size() > 0 && !is_mirrored()) return backend().Synchronize();
-    return MirrorAppended(layer);
+    return is_mirrored() ? MirrorAppended(rank, layer) : ranks_->backend(rank).Synchronize();
   }
 
-  // What the running step has appended to a layer, from the device to the host.
-  absl::Status MirrorAppended(int layer) {
-    if (!is_mirrored()) return absl::OkStatus();
+  // What the running step has appended to a layer, from a rank's device to the host.
+  absl::Status MirrorAppended(int rank, int layer) {
     kv::BlockId last = -1;
     for (const int64_t slot : inputs_->slots()) {  // a sequence's slots of one block lie together
       const auto block = static_cast<kv::BlockId>(slot / kv::kBlockTokens);
       if (slot < 0 || block == last) continue;
       last = block;
-      const size_t offset = layout_.BlockOffset(layer, block);
-      BATON_RETURN_IF_ERROR(backend().CopyFromPool(
-          pool_.data() + offset, device_pool_.data() + offset, layout_.block_bytes()));
+      const size_t offset = layout_.BlockOffset(layer, block, rank);
+      BATON_RETURN_IF_ERROR(ranks_->backend(rank).CopyFromPool(
+          pool_.data() + offset, Computed(rank, offset), layout_.rank_block_bytes()));
     }
     return absl::OkStatus();
   }
@@ -335,8 +351,9 @@ class Runner : public ModelRunner {
   ModelRunner* kv_owner_ = nullptr;  // has pool and scales; null: this one has
   std::unique_ptr<Ranks> ranks_;
   base::Buffer pool_;
-  base::Buffer
-      device_pool_;  // where the pool is shared and on a device; pool_ is a mirror or empty
+  // Where the backend computes on devices and the pool is shared or of several ranks: by rank, on
+  // its device; pool_ is a mirror or empty.
+  std::vector<base::Buffer> device_pools_;
   base::Buffer logits_;
   std::unique_ptr<StepInputs> inputs_;
   int sampled_layer_ = 0;
@@ -347,7 +364,7 @@ class Runner : public ModelRunner {
 
 void ModelRunner::ReadBlock(kv::BlockId block, uint8_t* out) {
   BATON_CHECK(block >= 0 && block < layout().num_blocks);
-  ForEachPart(layout(), block, [&](size_t offset, size_t bytes) {
+  ForEachPart(layout(), block, [&](int rank, size_t offset, size_t bytes) {
     std::memcpy(out, kv_pool().data() + offset, bytes);
     out += bytes;
   });
@@ -355,7 +372,7 @@ void ModelRunner::ReadBlock(kv::BlockId block, uint8_t* out) {
 
 void ModelRunner::WriteBlock(kv::BlockId block, const uint8_t* in) {
   BATON_CHECK(block >= 0 && block < layout().num_blocks);
-  ForEachPart(layout(), block, [&](size_t offset, size_t bytes) {
+  ForEachPart(layout(), block, [&](int rank, size_t offset, size_t bytes) {
     std::memcpy(kv_pool().data() + offset, in, bytes);
     in += bytes;
   });

@@ -112,6 +112,10 @@ class ModelRunner {
   virtual base::Buffer* device_pool() { return nullptr; }
   // What steps read and write: on the device where the backend computes there, else kv_pool().
   virtual uint8_t* computed_pool() { return kv_pool().data(); }
+  // A rank's part of that: on a device of its own where ranks compute on devices.
+  virtual uint8_t* computed_part(int rank) {
+    return computed_pool() + layout().BlockOffset(0, 0, rank);
+  }
   // Another process has written these blocks, all layers, into kv_pool().
   virtual absl::Status BlocksLanded(absl::Span<const kv::BlockId> blocks) {
     return absl::OkStatus();

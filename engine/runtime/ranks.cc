@@ -16,22 +16,61 @@ absl::StatusOr<std::unique_ptr<Ranks>> Ranks::Create(const model::ModelConfig& c
   BATON_RETURN_IF_ERROR(
       model::ShardPlan::Make(config, options.weight_dtype, options.tp, 0).status());
   std::unique_ptr<Ranks> ranks(new Ranks(config, options));
-  for (int rank = 0; rank < options.tp; ++rank) BATON_RETURN_IF_ERROR(ranks->AddRank(rank));
+  ranks->ranks_.resize(options.tp);
+  BATON_RETURN_IF_ERROR(ranks->OnEach([&](int rank) { return ranks->SetUp(rank); }));
   return ranks;
 }
 
-absl::Status Ranks::AddRank(int rank) {
-  Rank& added = ranks_.emplace_back();
-  BATON_ASSIGN_OR_RETURN(added.shard,
+absl::Status Ranks::SetUp(int rank) {
+  Rank& r = ranks_[rank];
+  BATON_ASSIGN_OR_RETURN(r.shard,
                          model::ShardPlan::Make(config_, options_.weight_dtype, options_.tp, rank));
-  BATON_ASSIGN_OR_RETURN(
-      added.backend, ops::CreateBackend(options_.backend, options_.weight_dtype, OptionsOfRank()));
-  if (options_.tp == 1) return absl::OkStatus();
-  return added.backend->JoinGroup(&group_.end(rank));
+  absl::StatusOr<std::unique_ptr<ops::Backend>> backend =
+      ops::CreateBackend(options_.backend, options_.weight_dtype, OptionsOfRank(rank));
+  if (options_.tp == 1) {
+    BATON_ASSIGN_OR_RETURN(r.backend, std::move(backend));
+    return absl::OkStatus();
+  }
+  if (!backend.ok())
+    return Annotate(backend.status(), absl::StrCat("rank ", rank, " of tp=", options_.tp));
+  r.backend = *std::move(backend);
+  return r.backend->JoinGroup(&group_.end(rank));
 }
 
-ops::BackendOptions Ranks::OptionsOfRank() const {
+Ranks::~Ranks() {
+  // What a rank has on a device is given back by its thread, when no other computes with it.
+  threads_.Run([&](int rank) {
+    if (ranks_[rank].backend != nullptr) ranks_[rank].backend->Synchronize().IgnoreError();
+  });
+  threads_.Run([&](int rank) {
+    ranks_[rank].model.reset();
+    ranks_[rank].backend.reset();
+  });
+}
+
+absl::StatusOr<ops::DeviceMemory> Ranks::device_memory() const {
+  ops::DeviceMemory least;
+  for (const Rank& rank : ranks_) {
+    BATON_ASSIGN_OR_RETURN(const ops::DeviceMemory memory, rank.backend->device_memory());
+    if (&rank == &ranks_[0] || memory.free_bytes < least.free_bytes) least = memory;
+  }
+  return least;
+}
+
+absl::Status Ranks::OnEach(absl::FunctionRef<absl::Status(int rank)> job) {
+  threads_.Run([&](int rank) {
+    ranks_[rank].status = job(rank);
+    if (!ranks_[rank].status.ok()) group_.Abort(ranks_[rank].status);
+  });
+  absl::Status first;
+  for (const Rank& rank : ranks_) first.Update(rank.status);
+  if (!first.ok()) group_.Reset();
+  return first;
+}
+
+ops::BackendOptions Ranks::OptionsOfRank(int rank) const {
   ops::BackendOptions options = options_.backend_options;
+  options.device = rank;
   if (options_.tp == 1) return options;
   const int threads = options.num_threads > 0 ? options.num_threads : ops::cpu::NumUsableCpus();
   options.num_threads = std::max(1, threads / options_.tp);
@@ -41,28 +80,30 @@ ops::BackendOptions Ranks::OptionsOfRank() const {
 
 absl::Status Ranks::Load(const model::Checkpoint& checkpoint) {
   std::vector<model::Weights> weights(ranks_.size());
-  threads_.Run([&](int rank) {
-    absl::StatusOr<model::Weights> loaded = model::LoadWeights(
-        checkpoint, ranks_[rank].shard, options_.weight_dtype, *ranks_[rank].backend);
-    ranks_[rank].status = loaded.status();
-    if (loaded.ok()) weights[rank] = *std::move(loaded);
-  });
-  BATON_RETURN_IF_ERROR(TakeStatus());
-  const std::shared_ptr<const ops::Matrix> embed = weights[0].embed, head = weights[0].head;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    ranks_[rank].weight_bytes = rank == 0 ? weights[0].bytes() : weights[rank].layer_bytes();
-    weights[rank].embed = embed;
-    weights[rank].head = head;
-    Rank& r = ranks_[rank];
+  BATON_RETURN_IF_ERROR(OnEach([&](int rank) -> absl::Status {
     BATON_ASSIGN_OR_RETURN(
-        r.model, model::Qwen3::Create(r.shard.ConfigOf(config_), std::move(weights[rank]),
+        weights[rank], model::LoadWeights(checkpoint, ranks_[rank].shard, options_.weight_dtype,
+                                          *ranks_[rank].backend));
+    return absl::OkStatus();
+  }));
+  const std::shared_ptr<const ops::Matrix> embed = weights[0].embed, head = weights[0].head;
+  return OnEach([&](int rank) -> absl::Status {
+    Rank& r = ranks_[rank];
+    model::Weights& ours = weights[rank];
+    r.weight_bytes = ours.embed != nullptr ? ours.bytes() : ours.layer_bytes();
+    if (ours.embed == nullptr) {
+      ours.embed = embed;
+      ours.head = head;
+    }
+    BATON_ASSIGN_OR_RETURN(
+        r.model, model::Qwen3::Create(r.shard.ConfigOf(config_), std::move(ours),
                                       options_.positions, options_.max_step_tokens, *r.backend));
-  }
-  return absl::OkStatus();
+    return absl::OkStatus();
+  });
 }
 
 void Ranks::SetPool(const kv::KvLayout& layout,
-                    uint8_t* pool,
+                    absl::FunctionRef<uint8_t*(int rank)> part,
                     absl::FunctionRef<absl::Span<const float>(int layer)> scales) {
   rank_layout_ = layout.OfRank();
   for (int rank = 0; rank < layout.tp; ++rank) {
@@ -75,33 +116,39 @@ void Ranks::SetPool(const kv::KvLayout& layout,
         r.scales[layer].insert(r.scales[layer].end(), ours.begin(), ours.end());
       }
       r.caches.push_back(
-          {&rank_layout_, pool + layout.BlockOffset(layer, 0, rank), r.scales[layer]});
+          {&rank_layout_, part(rank) + rank_layout_.BlockOffset(layer, 0), r.scales[layer]});
     }
   }
 }
 
 absl::Status Ranks::Forward(const model::ForwardInputs& inputs,
+                            const OnAppended* on_appended,
                             absl::FunctionRef<void(int layer)> on_layer,
                             float* logits,
                             model::ForwardTimings* timings) {
-  const auto silent = [](int layer) {};
-  threads_.Run([&](int rank) {
+  return OnEach([&](int rank) -> absl::Status {
     Rank& r = ranks_[rank];
     model::ForwardInputs ours = inputs;
     ours.layers = r.caches;
     model::ForwardTimings own;
-    r.status = rank == 0 ? r.model->Forward(ours, on_layer, logits, timings)
-                         : r.model->Forward(ours, silent, logits, &own);
-    if (!r.status.ok()) group_.Abort(r.status);
+    absl::Status appended;
+    const auto after_layer = [&](int layer) {
+      if (appended.ok() && on_appended != nullptr)
+        appended = AfterAppend(*on_appended, rank, layer);
+      if (appended.ok() && rank == 0) on_layer(layer);
+    };
+    BATON_RETURN_IF_ERROR(r.model->Forward(ours, after_layer, logits, rank == 0 ? timings : &own));
+    return appended;
   });
-  const absl::Status status = TakeStatus();
-  if (!status.ok()) group_.Reset();
-  return status;
 }
 
-absl::Status Ranks::TakeStatus() {
-  for (const Rank& rank : ranks_) BATON_RETURN_IF_ERROR(rank.status);
-  return absl::OkStatus();
+absl::Status Ranks::AfterAppend(const OnAppended& on_appended, int rank, int layer) {
+  const absl::Status status = on_appended(rank, layer);
+  if (!status.ok()) {
+    group_.Abort(status);
+    return status;
+  }
+  return options_.tp == 1 ? absl::OkStatus() : group_.end(rank).Barrier();
 }
 
 std::string Ranks::description() const {

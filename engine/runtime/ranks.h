@@ -38,26 +38,37 @@ class Ranks {
   static absl::StatusOr<std::unique_ptr<Ranks>> Create(const model::ModelConfig& config,
                                                        const RanksOptions& options);
 
+  ~Ranks();
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
+
   // Reads the weights, all ranks at the same time. Errors: those of LoadWeights.
   absl::Status Load(const model::Checkpoint& checkpoint);
-  // Where keys and values are; `scales(layer)` [2][Hkv] of all heads, or empty, stays where it is
-  // only during the call.
+  // Where keys and values are: part(rank), laid out as layout.OfRank(). `scales(layer)` [2][Hkv] of
+  // all heads, or empty, stays where it is only during the call.
   void SetPool(const kv::KvLayout& layout,
-               uint8_t* pool,
+               absl::FunctionRef<uint8_t*(int rank)> part,
                absl::FunctionRef<absl::Span<const float>(int layer)> scales);
 
-  // Qwen3::Forward on all ranks; inputs.layers is filled in here. `on_layer` runs on the caller's
-  // thread once all ranks have appended. A rank that fails takes the others with it.
+  // Qwen3::Forward on all ranks; inputs.layers is filled in here. `on_appended` (or null) runs on
+  // each rank's thread when all have appended, `on_layer` on the caller's when that is over. A rank
+  // that fails takes the others with it.
+  using OnAppended = absl::FunctionRef<absl::Status(int rank, int layer)>;
   absl::Status Forward(const model::ForwardInputs& inputs,
+                       const OnAppended* on_appended,
                        absl::FunctionRef<void(int layer)> on_layer,
                        float* logits,
                        model::ForwardTimings* timings);
 
-  // Rank 0's, for copies within the pool.
+  // For copies in a rank's part of the pool, while no rank computes.
+  ops::Backend& backend(int rank) const { return *ranks_[rank].backend; }
+  // Rank 0's.
   ops::Backend& backend() const { return *ranks_[0].backend; }
   // "cpu avx2 threads=1 tp=2".
   std::string description() const;
   size_t weight_bytes() const;
+  // Of the rank's device that has the least left; total 0 on the host.
+  absl::StatusOr<ops::DeviceMemory> device_memory() const;
   // Of the ranks' devices, each once; empty on the host.
   std::vector<std::string> device_ids() const;
 
@@ -74,10 +85,11 @@ class Ranks {
 
   Ranks(const model::ModelConfig& config, const RanksOptions& options)
       : config_(config), options_(options), group_(options.tp), threads_(options.tp) {}
-  absl::Status AddRank(int rank);
-  ops::BackendOptions OptionsOfRank() const;
-  // The first error, by rank.
-  absl::Status TakeStatus();
+  absl::Status SetUp(int rank);
+  ops::BackendOptions OptionsOfRank(int rank) const;
+  absl::Status AfterAppend(const OnAppended& on_appended, int rank, int layer);
+  // job(rank) on each rank's thread. The first error, by rank.
+  absl::Status OnEach(absl::FunctionRef<absl::Status(int rank)> job);
 
   const model::ModelConfig config_;
   const RanksOptions options_;

@@ -101,7 +101,7 @@ const char* Name(Element element) { return element == Element::kFp8 ? "fp8_block
 }  // namespace
 
 absl::StatusOr<Json> Info(const BenchOptions& options) {
-  BATON_ASSIGN_OR_RETURN(const CudaDevice device, OpenDevice());
+  BATON_ASSIGN_OR_RETURN(const CudaDevice device, OpenDevice(0));
   BATON_ASSIGN_OR_RETURN(const CublasLtApi* api, LoadCublasLt());
   size_t free = 0, total = 0;
   BATON_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free, &total), "memory"));
@@ -129,7 +129,7 @@ absl::StatusOr<Json> Info(const BenchOptions& options) {
 }
 
 absl::StatusOr<Json> Ceilings(const BenchOptions& options) {
-  BATON_ASSIGN_OR_RETURN(const CudaDevice device, OpenDevice());
+  BATON_ASSIGN_OR_RETURN(const CudaDevice device, OpenDevice(0));
   const size_t bytes = options.tiny ? size_t{1} << 16 : size_t{4} << 30;
   Json json;
   {
@@ -171,7 +171,7 @@ absl::StatusOr<Json> Ceilings(const BenchOptions& options) {
 }
 
 absl::StatusOr<Json> Products(const BenchOptions& options) {
-  BATON_ASSIGN_OR_RETURN(const CudaDevice device, OpenDevice());
+  BATON_ASSIGN_OR_RETURN(const CudaDevice device, OpenDevice(0));
   BATON_ASSIGN_OR_RETURN(const auto linear, Linear::Create({}));
   using Shape = std::pair<int, int>;  // N, K
   const std::vector<Shape> shapes =

@@ -45,9 +45,9 @@ TEST(BackendErrors, SayWhatIsMissing) {
 // --device auto goes on without a device; with one it says which.
 TEST(BackendErrors, TheProbeSaysWhatWouldBeMissing) {
   GetRuntimeConfig().num_devices = 0;
-  EXPECT_EQ(ops::cuda::ProbeCuda().status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ops::cuda::ProbeCuda(1).status().code(), absl::StatusCode::kUnavailable);
   GetRuntimeConfig() = RuntimeConfig();
-  const auto device = ops::cuda::ProbeCuda();
+  const auto device = ops::cuda::ProbeCuda(1);
   ASSERT_TRUE(device.ok()) << device.status();
   EXPECT_EQ(*device, "emulated compute_capability=9.0");
   EXPECT_EQ(ops::AutoBackend().name, "cuda");

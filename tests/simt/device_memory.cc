@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <string>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -37,7 +38,7 @@ DeviceMemory& DeviceMemory::Get() {
   return *memory;
 }
 
-void* DeviceMemory::Allocate(size_t size) {
+void* DeviceMemory::Allocate(size_t size, int device) {
   size = std::max<size_t>(size, 1);
   const size_t body = (size + kPage - 1) / kPage * kPage;
   void* mapping =
@@ -52,12 +53,29 @@ void* DeviceMemory::Allocate(size_t size) {
   __asan_poison_memory_region(address + size, base + body - (address + size));
 #endif
   if (guarded()) pkey_mprotect(base, body, PROT_READ | PROT_WRITE, protection_key_);
-  allocations_.push_back({address, size, base, body + kPage});
-  bytes_in_use_ += size;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  allocations_.push_back({address, size, base, body + kPage, device});
+  bytes_in_use_[device] += size;
   return address;
 }
 
+void DeviceMemory::Count(int device, ptrdiff_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  bytes_in_use_[device] += static_cast<size_t>(bytes);
+}
+
+size_t DeviceMemory::bytes_in_use() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::accumulate(bytes_in_use_.begin(), bytes_in_use_.end(), size_t{0});
+}
+
+size_t DeviceMemory::bytes_in_use(int device) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return bytes_in_use_[device];
+}
+
 bool DeviceMemory::Free(void* address) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = std::find_if(allocations_.begin(), allocations_.end(),
                                   [&](const Allocation& a) { return a.address == address; });
   if (found == allocations_.end()) return false;
@@ -66,13 +84,14 @@ bool DeviceMemory::Free(void* address) {
 #endif
   munmap(found->mapping, found->mapped);
   if (found->fd >= 0) close(found->fd);
-  bytes_in_use_ -= found->size;
+  bytes_in_use_[found->device] -= found->size;
   allocations_.erase(found);
   return true;
 }
 
 bool DeviceMemory::Contains(const void* address, size_t size) const {
   const char* begin = static_cast<const char*>(address);
+  const std::lock_guard<std::mutex> lock(mutex_);
   return std::any_of(allocations_.begin(), allocations_.end(), [&](const Allocation& a) {
     return begin >= a.address && begin <= a.address + a.size &&
            size <= static_cast<size_t>(a.address + a.size - begin);
@@ -109,10 +128,11 @@ void* DeviceMemory::Reserve(size_t bytes) {
 
 void DeviceMemory::Unreserve(void* address, size_t bytes) { munmap(address, bytes + kPage); }
 
-bool DeviceMemory::Map(void* address, size_t bytes, int fd) {
+bool DeviceMemory::Map(void* address, size_t bytes, int fd, int device) {
   if (mmap(address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) return false;
   char* start = static_cast<char*>(address);
-  allocations_.push_back({start, bytes, start, bytes, /*is_mapping=*/true});
+  const std::lock_guard<std::mutex> lock(mutex_);
+  allocations_.push_back({start, bytes, start, bytes, device, /*is_mapping=*/true});
   return true;
 }
 
@@ -124,6 +144,7 @@ bool DeviceMemory::SetAccess(void* address, size_t bytes) {
 }
 
 bool DeviceMemory::Unmap(void* address, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = std::find_if(
       allocations_.begin(), allocations_.end(),
       [&](const Allocation& a) { return a.is_mapping && a.address == address && a.size == bytes; });
@@ -134,6 +155,7 @@ bool DeviceMemory::Unmap(void* address, size_t bytes) {
 }
 
 int DeviceMemory::ShareAllocation(const void* address, size_t* offset) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   const auto found =
       std::find_if(allocations_.begin(), allocations_.end(),
                    [&](const Allocation& a) { return !a.is_mapping && a.address == address; });
@@ -163,12 +185,14 @@ int DeviceMemory::ShareAllocation(const void* address, size_t* offset) {
   return fd;
 }
 
-bool DeviceMemory::Find(const void* address, void** start, size_t* bytes) const {
+bool DeviceMemory::Find(const void* address, void** start, size_t* bytes, int* device) const {
   const char* place = static_cast<const char*>(address);
+  const std::lock_guard<std::mutex> lock(mutex_);
   for (const Allocation& a : allocations_) {
     if (place < a.address || place >= a.address + a.size) continue;
     *start = a.address;
     *bytes = a.size;
+    if (device != nullptr) *device = a.device;
     return true;
   }
   return false;

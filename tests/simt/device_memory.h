@@ -1,22 +1,26 @@
 #pragma once
 
-// The emulated device's memory: full of 0xFF when fresh, an unmapped page behind every allocation,
+// The emulated devices' memory: full of 0xFF when fresh, an unmapped page behind every allocation,
 // and, where the CPU has protection keys, out of the host's reach outside copies and kernels. So a
 // forgotten copy faults, as it does on a device.
 
+#include <array>
 #include <cstddef>
+#include <mutex>
 #include <vector>
 
 namespace baton::simt {
 
-// Thread-compatible: the fake runtime holds its lock.
+inline constexpr int kMaxDevices = 8;
+
+// Thread-safe.
 class DeviceMemory {
  public:
   static DeviceMemory& Get();
 
   // Null when the host has no memory left. Aligned to 256 bytes; the end is as close to the
   // unmapped page as that allows.
-  void* Allocate(size_t size);
+  void* Allocate(size_t size, int device = 0);
   // False when `address` is not the start of an allocation.
   bool Free(void* address);
 
@@ -31,20 +35,21 @@ class DeviceMemory {
   void Unreserve(void* address, size_t bytes);
   // Puts shared memory behind reserved addresses, and takes it away. Without SetAccess nobody may
   // touch it.
-  bool Map(void* address, size_t bytes, int fd);
+  bool Map(void* address, size_t bytes, int fd, int device = 0);
   bool SetAccess(void* address, size_t bytes);
   bool Unmap(void* address, size_t bytes);
   // Makes an allocation that Allocate gave one that other processes can map; -1: it is none. The
   // descriptor stays the allocation's, `offset` is where it begins in it.
   int ShareAllocation(const void* address, size_t* offset);
 
-  // The allocation or mapping that holds this address.
-  bool Find(const void* address, void** start, size_t* bytes) const;
+  // The allocation or mapping that holds this address, and its device.
+  bool Find(const void* address, void** start, size_t* bytes, int* device = nullptr) const;
   // Whether the range lies in one allocation.
   bool Contains(const void* address, size_t size) const;
-  // Shared memory that was created here, or given back.
-  void Count(ptrdiff_t bytes) { bytes_in_use_ += static_cast<size_t>(bytes); }
-  size_t bytes_in_use() const { return bytes_in_use_; }
+  // Shared memory that was created here for a device, or given back.
+  void Count(int device, ptrdiff_t bytes);
+  size_t bytes_in_use() const;  // of all devices
+  size_t bytes_in_use(int device) const;
   // Whether the host is really kept out.
   bool guarded() const { return protection_key_ > 0; }
 
@@ -63,14 +68,16 @@ class DeviceMemory {
     size_t size;
     char* mapping;
     size_t mapped;
+    int device = 0;
     bool is_mapping = false;  // by Map
     int fd = -1;              // since ShareAllocation
   };
 
   DeviceMemory();
 
+  mutable std::mutex mutex_;  // of the next two
   std::vector<Allocation> allocations_;
-  size_t bytes_in_use_ = 0;
+  std::array<size_t, kMaxDevices> bytes_in_use_{};
   int protection_key_ = -1;
 };
 

@@ -4,7 +4,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
+#include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +14,8 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/simt/engine_state.h"
@@ -20,10 +24,10 @@
 
 namespace baton::simt {
 
-ThreadView* current_thread = nullptr;
-uint3 block_index{};
-dim3 block_dim, grid_dim;
-char* shared_window = nullptr;
+constinit thread_local ThreadView* current_thread = nullptr;
+constinit thread_local uint3 block_index{};
+constinit thread_local dim3 block_dim{}, grid_dim{};
+constinit thread_local char* shared_window = nullptr;
 
 namespace {
 
@@ -66,19 +70,40 @@ struct BlockResources {
 
 void ThreadMain();
 
+// Of the program; an engine adds its own when a launch has ended.
+struct Shared {
+  Config config;
+  std::mutex mutex;  // of the rest
+  Stats stats;
+  std::string report;
+  // Kernels and what they may use of dynamic shared memory.
+  std::vector<std::pair<const void*, size_t>> dynamic_limits;
+  std::atomic<uint64_t> blocks{0};  // numbers them, so that no two of any engine have the same
+};
+
+Shared& TheShared() {
+  static Shared* shared = new Shared;
+  return *shared;
+}
+
 class Engine {
  public:
-  Config config;
+  const Config& config = TheShared().config;
   Stats stats;
   std::string report;
   Thread main;
+  std::thread::id owner = std::this_thread::get_id();
 
+  // Fibers go on where they stopped, in code that knows addresses of its OS thread: on another one
+  // they begin anew.
+  void MoveToThisThread();
   cudaError_t Run(
       dim3 grid, dim3 block, size_t shared_bytes, void (*body)(const void*), const void* arguments);
   void WarpCollective(Thread* self, bool orders_memory);
   BarrierResult BlockBarrier(Thread* self, bool predicate);
   void NamedBarrier(Thread* self, uint32_t num_threads, bool wait);
   void Yield(Thread* self);
+  void YieldToPeer(Thread* self);
   void BeginThread();
   void CallBody() { body_(arguments_); }
   void EndThread(Thread* self);
@@ -89,6 +114,7 @@ class Engine {
 
  private:
   void Prepare(BlockResources* resources);
+  static void ResetFibers(BlockResources* resources);
   void RunBlock(BlockResources* resources);
   void StartWarps();
   Thread* PickNext();
@@ -109,7 +135,7 @@ class Engine {
   const void* arguments_ = nullptr;
   void* dynamic_shared_ = nullptr;
   size_t dynamic_bytes_ = 0;
-  uint64_t block_number_ = 0, random_ = 1, yields_ = 0;
+  uint64_t block_number_ = 0, random_ = 1, yields_ = 0, peer_yields_ = 0;
   uint32_t num_threads_ = 0, num_warps_ = 0, num_alive_ = 0, ready_warps_ = 0, current_warp_ = 0;
   Warp warps_[kMaxWarps];
   uint32_t barrier_arrived_ = 0, barrier_phase_ = 0;
@@ -120,9 +146,36 @@ class Engine {
   char start_edge_ = 0, end_edge_ = 0;
 };
 
-Engine& TheEngine() {
-  static Engine* engine = new Engine;  // fibers may outlive static destructors
-  return *engine;
+// The engine of the launch that this OS thread runs.
+constinit thread_local Engine* running = nullptr;
+Engine& TheEngine() { return *running; }
+
+// Engines that run nothing. They are kept: fibers may outlive static destructors.
+std::vector<std::unique_ptr<Engine>>& IdleEngines() {
+  static auto* idle = new std::vector<std::unique_ptr<Engine>>;
+  return *idle;
+}
+
+// The one that this OS thread had before, if it can be.
+std::unique_ptr<Engine> TakeEngine() {
+  const std::lock_guard<std::mutex> lock(TheShared().mutex);
+  std::vector<std::unique_ptr<Engine>>& idle = IdleEngines();
+  if (idle.empty()) return std::make_unique<Engine>();
+  const auto ours = std::find_if(idle.begin(), idle.end(), [](const auto& engine) {
+    return engine->owner == std::this_thread::get_id();
+  });
+  std::swap(ours != idle.end() ? *ours : idle.front(), idle.back());
+  std::unique_ptr<Engine> engine = std::move(idle.back());
+  idle.pop_back();
+  return engine;
+}
+
+void GiveBack(std::unique_ptr<Engine> engine, bool failed) {
+  Shared& shared = TheShared();
+  const std::lock_guard<std::mutex> lock(shared.mutex);
+  shared.stats.Add(std::exchange(engine->stats, Stats()));
+  if (failed) shared.report = engine->report;
+  IdleEngines().push_back(std::move(engine));
 }
 
 // The bit that follows `after` in circular order.
@@ -215,13 +268,13 @@ void Engine::Prepare(BlockResources* resources) {
 void Engine::RunBlock(BlockResources* resources) {
   resources_ = resources;
   ++resources->uses;
-  ++block_number_;
+  block_number_ = ++TheShared().blocks;
   ++stats.blocks;
   stats.threads += num_threads_;
   resources->arena.Clear();
   shared_window = resources->arena.base();
   barrier_arrived_ = barrier_phase_ = 0;
-  yields_ = 0;
+  yields_ = peer_yields_ = 0;
   for (NamedBarrierState& barrier : named_) barrier = NamedBarrierState();
   current_thread = &main;
   dynamic_shared_ = nullptr;
@@ -237,11 +290,7 @@ void Engine::RunBlock(BlockResources* resources) {
     error_ = cudaErrorIllegalAddress;
     report = "a write beyond an array in shared memory";
   }
-  if (!failed_) return;
-  for (const auto& threads : resources->warps) {
-    for (int lane = 0; lane < kWarpThreads; ++lane)
-      ResetFiber(&threads[lane].fiber, &ThreadMain, threads[lane].linear);
-  }
+  if (failed_) ResetFibers(resources);
 }
 
 void Engine::StartWarps() {
@@ -457,6 +506,27 @@ void Engine::NamedBarrier(Thread* self, uint32_t num_threads, bool wait) {
   if (wait) AcquireMemory(edge);
 }
 
+void Engine::MoveToThisThread() {
+  if (owner == std::this_thread::get_id()) return;
+  owner = std::this_thread::get_id();
+  for (const auto& resources : all_resources_) ResetFibers(resources.get());
+}
+
+void Engine::ResetFibers(BlockResources* resources) {
+  for (const auto& threads : resources->warps) {
+    for (int lane = 0; lane < kWarpThreads; ++lane)
+      ResetFiber(&threads[lane].fiber, &ThreadMain, threads[lane].linear);
+  }
+}
+
+void Engine::YieldToPeer(Thread* self) {
+  constexpr auto kPause = std::chrono::microseconds(20);
+  constexpr uint64_t kMost = std::chrono::minutes(1) / kPause;
+  if (++peer_yields_ > kMost) Fail(self->site, "deadlock: the other device does not come");
+  std::this_thread::sleep_for(kPause);
+  Yield(self);
+}
+
 void Engine::Yield(Thread* self) {
   if (++yields_ > config.yield_limit) Fail(self->site, "livelock: threads only wait");
   // The next ready thread in linear order, whatever the schedule, so that none is starved.
@@ -508,12 +578,6 @@ void Engine::ReportDeadlock() {
   error_ = cudaErrorLaunchTimeout;
 }
 
-// Kernels and what they may use of dynamic shared memory.
-std::vector<std::pair<const void*, size_t>>& DynamicLimits() {
-  static auto* limits = new std::vector<std::pair<const void*, size_t>>;
-  return *limits;
-}
-
 // Whether this is the barrier that mutants.py leaves out: BATON_SIMT_DROP=FILE:LINE, where FILE is
 // the end of a path.
 bool IsDropped(const Site& site) {
@@ -543,9 +607,23 @@ Thread* Enter(const char* operation, uint32_t mask, const Site& site) {
 
 }  // namespace
 
-Config& GetConfig() { return TheEngine().config; }
-Stats& GetStats() { return TheEngine().stats; }
-const std::string& LastReport() { return TheEngine().report; }
+Stats& RunningStats() { return TheEngine().stats; }
+
+void Stats::Add(const Stats& other) {
+  launches += other.launches;
+  blocks += other.blocks;
+  threads += other.threads;
+  collectives += other.collectives;
+  barriers += other.barriers;
+  mma += other.mma;
+  ldmatrix += other.ldmatrix;
+  ldmatrix_conflicts += other.ldmatrix_conflicts;
+  async_copies += other.async_copies;
+}
+
+Config& GetConfig() { return TheShared().config; }
+Stats& GetStats() { return TheShared().stats; }
+const std::string& LastReport() { return TheShared().report; }
 
 void Fail(const Site& site, const char* format, ...) {
   char message[512], text[1024];
@@ -588,6 +666,7 @@ void NamedBarrier(int id, uint32_t num_threads, bool wait, const Site& site) {
 }
 
 void Yield(const Site& site) { TheEngine().Yield(Enter("yield", 0, site)); }
+void YieldToPeer(const Site& site) { TheEngine().YieldToPeer(Enter("yield to peer", 0, site)); }
 
 void* SharedMemory(SharedDeclaration* declaration, size_t bytes, size_t alignment) {
   Engine& engine = TheEngine();
@@ -613,15 +692,19 @@ cudaError_t CheckLaunch(const void* kernel, dim3 grid, dim3 block, size_t shared
       grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
     return cudaErrorInvalidConfiguration;
   size_t limit = kDefaultDynamicLimit;
-  for (const auto& [known, bytes] : DynamicLimits()) {
-    if (known == kernel) limit = std::max(limit, bytes);
+  {
+    const std::lock_guard<std::mutex> lock(TheShared().mutex);
+    for (const auto& [known, bytes] : TheShared().dynamic_limits) {
+      if (known == kernel) limit = std::max(limit, bytes);
+    }
   }
   if (shared_bytes > limit || shared_bytes > config.shared_limit) return cudaErrorInvalidValue;
   return cudaSuccess;
 }
 
 void SetDynamicSharedLimit(const void* kernel, size_t bytes) {
-  DynamicLimits().emplace_back(kernel, bytes);
+  const std::lock_guard<std::mutex> lock(TheShared().mutex);
+  TheShared().dynamic_limits.emplace_back(kernel, bytes);
 }
 
 cudaError_t RunGrid(dim3 grid,
@@ -629,10 +712,14 @@ cudaError_t RunGrid(dim3 grid,
                     size_t shared_bytes,
                     void (*body)(const void* arguments),
                     const void* arguments) {
-  static std::mutex* one_launch = new std::mutex;
   if (current_thread != nullptr) return cudaErrorNotSupported;
-  const std::lock_guard<std::mutex> lock(*one_launch);
-  return TheEngine().Run(grid, block, shared_bytes, body, arguments);
+  std::unique_ptr<Engine> engine = TakeEngine();
+  engine->MoveToThisThread();
+  running = engine.get();
+  const cudaError_t error = engine->Run(grid, block, shared_bytes, body, arguments);
+  running = nullptr;
+  GiveBack(std::move(engine), error != cudaSuccess);
+  return error;
 }
 
 }  // namespace baton::simt

@@ -48,6 +48,8 @@ struct Thread : ThreadView {
 
 // The running thread.
 Thread* Self();
+// Of the launch that runs here.
+Stats& RunningStats();
 
 // Shared memory of one block: arrays with red zones around them, poisoned anew for every block.
 class SharedArena {

@@ -2,11 +2,13 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -18,6 +20,7 @@
 
 // What the runtime's opaque handles point to.
 struct CUevent_st {
+  int device = 0;
   uint64_t recorded = 0;   // number of the last record issued
   uint64_t completed = 0;  // number of the last record that has run
 };
@@ -31,6 +34,7 @@ struct CUstream_st {
     // Peer work: may be left behind when this has said so.
     std::function<bool()> advance;
   };
+  int device = 0;
   std::deque<Operation> queue;
   // Between cudaStreamBeginCapture and cudaStreamEndCapture operations go here instead.
   bool capturing = false, capture_invalid = false;
@@ -55,23 +59,43 @@ RuntimeConfig ConfigFromEnvironment() {
   }
   if (const char* number = std::getenv("BATON_EMULATED_DEVICE"))
     config.device_number = static_cast<uint8_t>(std::atoi(number));
+  if (const char* devices = std::getenv("BATON_EMULATED_DEVICES"))
+    config.num_devices = std::atoi(devices);
+  if (const char* peers = std::getenv("BATON_EMULATED_PEERS"))
+    config.peer_access = std::atoi(peers) != 0;
   if (const char* vmm = std::getenv("BATON_EMULATED_VMM")) config.vmm = std::atoi(vmm) != 0;
   return config;
 }
 
 // The stream that this thread captures into, by cudaStreamCaptureModeThreadLocal.
 thread_local CUstream_st* captures_here = nullptr;
+thread_local int current_device = 0;
+thread_local bool has_thread_context = false;
 
+// What all devices share.
+struct Process {
+  RuntimeConfig config = ConfigFromEnvironment();
+  RuntimeStats stats;
+  std::mutex mutex;  // of the rest
+  std::set<void*> pinned;
+};
+
+Process& TheProcess() {
+  static Process* process = new Process;
+  return *process;
+}
+
+// One device. Devices run at the same time, each on the OS thread that waits for it; the kernels of
+// one may wait for those of another.
 class Runtime {
  public:
-  RuntimeStats stats;
-  RuntimeConfig config = ConfigFromEnvironment();
+  const RuntimeConfig& config = TheProcess().config;
   std::recursive_mutex mutex;
   cudaError_t sticky = cudaSuccess;
   cudaError_t last = cudaSuccess;
-  std::set<void*> pinned;
   std::set<CUstream_st*> streams;
-  CUstream_st legacy;  // the stream named by null
+  CUstream_st legacy;   // the stream named by null
+  std::set<int> peers;  // whose memory its kernels may read
 
   cudaError_t Note(cudaError_t error) {
     if (error != cudaSuccess) last = error;
@@ -148,21 +172,6 @@ class Runtime {
     return event->completed >= event->recorded ? cudaSuccess : cudaErrorNotReady;
   }
 
-  bool IsPinned(const void* address) const {
-    auto after = pinned.upper_bound(const_cast<void*>(address));
-    if (after == pinned.begin()) return false;
-    void* start = *--after;
-    return static_cast<const char*>(address) < static_cast<char*>(start) + PinnedSize(start);
-  }
-
-  // A pinned block keeps its size in front of itself.
-  static constexpr size_t kHeader = 256;
-  static size_t PinnedSize(const void* address) {
-    size_t size;
-    std::memcpy(&size, static_cast<const char*>(address) - kHeader, sizeof(size));
-    return size;
-  }
-
  private:
   static bool Runnable(const CUstream_st& stream) {
     if (stream.queue.empty()) return false;
@@ -201,17 +210,39 @@ class Runtime {
   uint64_t random_ = 1;
 };
 
-Runtime& TheRuntime() {
-  static Runtime* runtime = new Runtime;
-  return *runtime;
+Runtime& RuntimeOf(int device) {
+  static Runtime* runtimes = [] {
+    auto* all = new Runtime[kMaxDevices];
+    for (int i = 0; i < kMaxDevices; ++i) all[i].legacy.device = i;
+    return all;
+  }();
+  return runtimes[device];
 }
 
+// The device of this thread, or of a stream or an event.
 struct Locked {
-  Runtime& runtime = TheRuntime();
+  Locked() : Locked(current_device) {}
+  explicit Locked(cudaStream_t stream)
+      : Locked(stream != nullptr ? stream->device : current_device) {}
+  explicit Locked(int device) : runtime(RuntimeOf(device)) {}
+
+  Runtime& runtime;
   std::lock_guard<std::recursive_mutex> lock{runtime.mutex};
 };
 
-thread_local bool has_thread_context = false;
+// A pinned block keeps its size in front of itself.
+constexpr size_t kPinnedHeader = 256;
+
+bool IsPinned(const void* address) {
+  Process& process = TheProcess();
+  const std::lock_guard<std::mutex> lock(process.mutex);
+  const auto after = process.pinned.upper_bound(const_cast<void*>(address));
+  if (after == process.pinned.begin()) return false;
+  const char* start = static_cast<const char*>(*std::prev(after));
+  size_t size;
+  std::memcpy(&size, start - kPinnedHeader, sizeof(size));
+  return static_cast<const char*>(address) < start + size;
+}
 
 bool KindMatches(const void* to, const void* from, size_t size, cudaMemcpyKind kind) {
   if (size == 0 || kind == cudaMemcpyDefault) return true;
@@ -223,28 +254,43 @@ bool KindMatches(const void* to, const void* from, size_t size, cudaMemcpyKind k
 
 }  // namespace
 
-RuntimeConfig& GetRuntimeConfig() { return TheRuntime().config; }
-RuntimeStats& GetRuntimeStats() { return TheRuntime().stats; }
+RuntimeConfig& GetRuntimeConfig() { return TheProcess().config; }
+RuntimeStats& GetRuntimeStats() { return TheProcess().stats; }
 
 void ClearDeviceError() {
-  Locked l;
-  l.runtime.sticky = l.runtime.last = cudaSuccess;
-  l.runtime.legacy.queue.clear();
-  for (CUstream_st* stream : l.runtime.streams) stream->queue.clear();
+  for (int device = 0; device < kMaxDevices; ++device) {
+    Locked l(device);
+    l.runtime.sticky = l.runtime.last = cudaSuccess;
+    l.runtime.legacy.queue.clear();
+    for (CUstream_st* stream : l.runtime.streams) stream->queue.clear();
+  }
 }
 
 cudaError_t QueryStream(cudaStream_t stream) {
-  Locked l;
+  Locked l(stream);
   return l.runtime.Query(l.runtime.Find(stream));
 }
 
-std::recursive_mutex& RuntimeMutex() { return TheRuntime().mutex; }
+std::recursive_mutex& RuntimeMutex() { return RuntimeOf(current_device).mutex; }
 
-void SetThreadContext(bool chosen) { has_thread_context = chosen; }
+bool IsDevice(int device) {
+  return device >= 0 && device < std::min(GetRuntimeConfig().num_devices, kMaxDevices);
+}
+
+bool IsPeer(int device, int peer) {
+  Locked l(device);
+  return l.runtime.peers.contains(peer);
+}
+
+void SetThreadContext(int device) {
+  has_thread_context = device >= 0;
+  if (has_thread_context) current_device = device;
+}
 bool HasThreadContext() { return has_thread_context; }
+int CurrentDevice() { return current_device; }
 
 cudaError_t EnqueueHostWork(cudaStream_t stream, std::function<cudaError_t()> work) {
-  Locked l;
+  Locked l(stream);
   return l.runtime.Issue(stream, {.run = std::move(work)});
 }
 
@@ -263,7 +309,11 @@ cudaError_t EnqueueLaunch(cudaStream_t stream,
                           void (*destroy)(const void* bound),
                           const void* bound) {
   const std::shared_ptr<const void> owner(bound, destroy);
-  Locked l;
+  Locked l(stream);
+  if (stream != nullptr && stream->device != current_device)
+    return l.runtime.Note(cudaErrorInvalidResourceHandle);
+  if (current_device == l.runtime.config.failing_device)
+    return l.runtime.Note(cudaErrorLaunchOutOfResources);
   const cudaError_t valid = CheckLaunch(kernel, grid, block, shared_bytes);
   if (valid != cudaSuccess) return l.runtime.Note(valid);
   return l.runtime.Issue(stream,
@@ -272,10 +322,13 @@ cudaError_t EnqueueLaunch(cudaStream_t stream,
 
 }  // namespace baton::simt
 
+using baton::simt::current_device;
 using baton::simt::DeviceMemory;
+using baton::simt::IsPinned;
 using baton::simt::KindMatches;
+using baton::simt::kPinnedHeader;
 using baton::simt::Locked;
-using baton::simt::Runtime;
+using baton::simt::TheProcess;
 
 extern "C" {
 
@@ -285,8 +338,9 @@ extern "C" {
 cudaError_t cudaMalloc(void** address, size_t size) {
   Locked l;
   if (baton::simt::captures_here != nullptr) return l.runtime.RefuseInCapture();
-  const uint64_t left = l.runtime.config.total_bytes - DeviceMemory::Get().bytes_in_use();
-  *address = size <= left ? DeviceMemory::Get().Allocate(size) : nullptr;
+  DeviceMemory& memory = DeviceMemory::Get();
+  const uint64_t left = l.runtime.config.total_bytes - memory.bytes_in_use(current_device);
+  *address = size <= left ? memory.Allocate(size, current_device) : nullptr;
   return *address != nullptr ? cudaSuccess : l.runtime.Note(cudaErrorMemoryAllocation);
 }
 
@@ -301,20 +355,21 @@ cudaError_t cudaFree(void* address) {
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   Locked l;
   *total = l.runtime.config.total_bytes;
-  *free = *total - DeviceMemory::Get().bytes_in_use();
+  *free = *total - DeviceMemory::Get().bytes_in_use(current_device);
   return cudaSuccess;
 }
 
 cudaError_t cudaMallocHost(void** address, size_t size) {
   Locked l;
   if (baton::simt::captures_here != nullptr) return l.runtime.RefuseInCapture();
-  const size_t rounded = (size + 2 * Runtime::kHeader - 1) / Runtime::kHeader * Runtime::kHeader;
-  char* memory = static_cast<char*>(std::aligned_alloc(Runtime::kHeader, rounded));
+  const size_t rounded = (size + 2 * kPinnedHeader - 1) / kPinnedHeader * kPinnedHeader;
+  char* memory = static_cast<char*>(std::aligned_alloc(kPinnedHeader, rounded));
   if (memory == nullptr) return l.runtime.Note(cudaErrorMemoryAllocation);
   std::memcpy(memory, &size, sizeof(size));
-  std::memset(memory + Runtime::kHeader, 0xff, rounded - Runtime::kHeader);
-  *address = memory + Runtime::kHeader;
-  l.runtime.pinned.insert(*address);
+  std::memset(memory + kPinnedHeader, 0xff, rounded - kPinnedHeader);
+  *address = memory + kPinnedHeader;
+  const std::lock_guard<std::mutex> lock(TheProcess().mutex);
+  TheProcess().pinned.insert(*address);
   return cudaSuccess;
 }
 
@@ -322,8 +377,11 @@ cudaError_t cudaFreeHost(void* address) {
   Locked l;
   if (address == nullptr) return cudaSuccess;
   l.runtime.DrainAll();
-  if (l.runtime.pinned.erase(address) == 0) return l.runtime.Note(cudaErrorInvalidValue);
-  std::free(static_cast<char*>(address) - Runtime::kHeader);
+  {
+    const std::lock_guard<std::mutex> lock(TheProcess().mutex);
+    if (TheProcess().pinned.erase(address) == 0) return l.runtime.Note(cudaErrorInvalidValue);
+  }
+  std::free(static_cast<char*>(address) - kPinnedHeader);
   return cudaSuccess;
 }
 
@@ -331,14 +389,14 @@ cudaError_t cudaFreeHost(void* address) {
 // returns; pinned memory whenever the stream gets there.
 cudaError_t cudaMemcpyAsync(
     void* to, const void* from, size_t size, cudaMemcpyKind kind, cudaStream_t stream) {
-  Locked l;
+  Locked l(stream);
   if (!KindMatches(to, from, size, kind)) return l.runtime.Note(cudaErrorInvalidValue);
   const void* host = kind == cudaMemcpyHostToDevice   ? from
                      : kind == cudaMemcpyDeviceToHost ? to
                                                       : nullptr;
-  if (host != nullptr && l.runtime.Find(stream)->capturing && !l.runtime.IsPinned(host))
+  if (host != nullptr && l.runtime.Find(stream)->capturing && !IsPinned(host))
     return l.runtime.RefuseInCapture();
-  if (kind == cudaMemcpyHostToDevice && !l.runtime.IsPinned(from)) {
+  if (kind == cudaMemcpyHostToDevice && !IsPinned(from)) {
     const char* bytes = static_cast<const char*>(from);
     auto staged = std::make_shared<std::vector<char>>(bytes, bytes + size);
     return l.runtime.Issue(stream, {.run = [=] {
@@ -351,8 +409,26 @@ cudaError_t cudaMemcpyAsync(
                                                return cudaSuccess;
                                              }});
   if (issued != cudaSuccess) return issued;
-  if (kind == cudaMemcpyDeviceToHost && !l.runtime.IsPinned(to))
+  if (kind == cudaMemcpyDeviceToHost && !IsPinned(to))
     return l.runtime.Drain(l.runtime.Find(stream));
+  return cudaSuccess;
+}
+
+// Rows of `width` bytes, `to_pitch` and `from_pitch` apart.
+cudaError_t cudaMemcpy2DAsync(void* to,
+                              size_t to_pitch,
+                              const void* from,
+                              size_t from_pitch,
+                              size_t width,
+                              size_t height,
+                              cudaMemcpyKind kind,
+                              cudaStream_t stream) {
+  for (size_t row = 0; row < height; ++row) {
+    const cudaError_t error =
+        cudaMemcpyAsync(static_cast<char*>(to) + row * to_pitch,
+                        static_cast<const char*>(from) + row * from_pitch, width, kind, stream);
+    if (error != cudaSuccess) return error;
+  }
   return cudaSuccess;
 }
 
@@ -363,7 +439,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind k
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t stream) {
-  Locked l;
+  Locked l(stream);
   if (!DeviceMemory::Get().Contains(to, size)) return l.runtime.Note(cudaErrorInvalidValue);
   return l.runtime.Issue(stream, {.run = [=] {
                            std::memset(to, value, size);
@@ -380,13 +456,13 @@ cudaError_t cudaMemset(void* to, int value, size_t size) {
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   Locked l;
-  *stream = new CUstream_st;
+  *stream = new CUstream_st{.device = current_device};
   l.runtime.streams.insert(*stream);
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  Locked l;
+  Locked l(stream);
   l.runtime.Drain(stream);
   l.runtime.streams.erase(stream);
   delete stream;
@@ -394,7 +470,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  Locked l;
+  Locked l(stream);
   return l.runtime.Drain(l.runtime.Find(stream));
 }
 
@@ -404,20 +480,22 @@ cudaError_t cudaDeviceSynchronize() {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = new CUevent_st;
+  *event = new CUevent_st{.device = current_device};
   return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  Locked l;
+  Locked l(event->device);
   l.runtime.DrainTo(event, event->recorded);
   delete event;
   return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  Locked l;
+  Locked l(stream);
   if (l.runtime.Find(stream)->capturing) return l.runtime.RefuseInCapture();
+  if (event->device != l.runtime.Find(stream)->device)
+    return l.runtime.Note(cudaErrorInvalidResourceHandle);
   const uint64_t record = ++event->recorded;
   return l.runtime.Issue(stream, {.run = [=] {
                            event->completed = record;
@@ -426,17 +504,17 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  Locked l;
+  Locked l(stream);
   return l.runtime.Issue(stream, {.run = nullptr, .event = event, .record = event->recorded});
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  Locked l;
+  Locked l(event->device);
   return l.runtime.Query(event);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  Locked l;
+  Locked l(event->device);
   return l.runtime.DrainTo(event, event->recorded);
 }
 
@@ -444,7 +522,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 // ----------------------------------------------------------------------------------------------
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
-  Locked l;
+  Locked l(stream);
   if (!l.runtime.config.graphs || stream == nullptr || mode != cudaStreamCaptureModeThreadLocal)
     return l.runtime.Note(cudaErrorStreamCaptureUnsupported);
   if (stream->capturing || baton::simt::captures_here != nullptr)
@@ -456,7 +534,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  Locked l;
+  Locked l(stream);
   *graph = nullptr;
   if (stream == nullptr || !stream->capturing) return l.runtime.Note(cudaErrorIllegalState);
   if (baton::simt::captures_here != stream)
@@ -476,8 +554,11 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
 
 // One node after another, so that other streams get in between.
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-  Locked l;
-  ++l.runtime.stats.graph_launches;
+  Locked l(stream);
+  {
+    const std::lock_guard<std::mutex> lock(TheProcess().mutex);
+    ++TheProcess().stats.graph_launches;
+  }
   for (const CUstream_st::Operation& node : exec->nodes) {
     const cudaError_t error = l.runtime.Issue(stream, node);
     if (error != cudaSuccess) return error;
@@ -500,15 +581,37 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 
 cudaError_t cudaGetDeviceCount(int* count) {
   Locked l;
-  *count = l.runtime.config.num_devices;
+  *count = std::min(l.runtime.config.num_devices, baton::simt::kMaxDevices);
   return *count > 0 ? cudaSuccess : l.runtime.Note(cudaErrorNoDevice);
 }
 
 cudaError_t cudaSetDevice(int device) {
   Locked l;
-  const bool known = device >= 0 && device < l.runtime.config.num_devices;
-  if (known) baton::simt::SetThreadContext(true);
-  return known ? cudaSuccess : l.runtime.Note(cudaErrorInvalidDevice);
+  if (!baton::simt::IsDevice(device)) return l.runtime.Note(cudaErrorInvalidDevice);
+  baton::simt::SetThreadContext(device);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = current_device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  Locked l;
+  if (!baton::simt::IsDevice(device) || !baton::simt::IsDevice(peer))
+    return l.runtime.Note(cudaErrorInvalidDevice);
+  *can = device != peer && l.runtime.config.peer_access;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  Locked l;
+  if (!baton::simt::IsDevice(peer) || peer == current_device)
+    return l.runtime.Note(cudaErrorInvalidDevice);
+  if (!l.runtime.config.peer_access) return l.runtime.Note(cudaErrorPeerAccessUnsupported);
+  return l.runtime.peers.insert(peer).second ? cudaSuccess
+                                             : l.runtime.Note(cudaErrorPeerAccessAlreadyEnabled);
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {

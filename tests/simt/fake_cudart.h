@@ -13,16 +13,20 @@
 #include <functional>
 #include <mutex>
 
+#include "tests/simt/device_memory.h"
+
 namespace baton::simt {
 
 // A program's first values of `lazy` and `seed` come from the environment:
-// BATON_EMULATED_STREAMS=SEED makes streams lazy.
+// BATON_EMULATED_STREAMS=SEED makes streams lazy, BATON_EMULATED_DEVICES=N says how many devices
+// there are, BATON_EMULATED_PEERS=0 that they do not reach each other.
 struct RuntimeConfig {
-  bool lazy = false;  // else every operation runs when it is issued
-  uint64_t seed = 1;  // of the order in which lazy streams advance
-  int num_devices = 1;
+  bool lazy = false;    // else every operation runs when it is issued
+  uint64_t seed = 1;    // of the order in which lazy streams advance
+  int num_devices = 1;  // at most kMaxDevices
   uint64_t total_bytes = uint64_t{8} << 30;
-  bool graphs = true;  // else streams cannot be captured
+  int failing_device = -1;  // refuses every launch
+  bool graphs = true;       // else streams cannot be captured
   // Of the first device; the next ones count on. BATON_EMULATED_DEVICE sets it.
   uint8_t device_number = 0;
   bool peer_access = true;  // between devices
@@ -49,12 +53,18 @@ cudaError_t EnqueuePeerWork(cudaStream_t stream, std::function<bool()> advance);
 // cudaErrorNotReady. So who only asks again and again sees it end.
 cudaError_t QueryStream(cudaStream_t stream);
 
-// What the fake runtime and the fake driver hold while they use device memory.
+// What the fake runtime and the fake driver hold while they use this thread's device.
 std::recursive_mutex& RuntimeMutex();
 
-// Whether this thread has chosen a device, as most calls of the driver want it.
-void SetThreadContext(bool chosen);
+bool IsDevice(int device);
+// Whether kernels of `device` may read memory of `peer`. (They could anyway: all is the host's.)
+bool IsPeer(int device, int peer);
+
+// Which device this thread has chosen, as most calls of the driver want it; -1: none. The runtime
+// takes the last one then, or the first.
+void SetThreadContext(int device);
 bool HasThreadContext();
+int CurrentDevice();
 
 // Forgets a sticky error; for tests of faulty kernels.
 void ClearDeviceError();

@@ -50,6 +50,7 @@ struct Physical {
   size_t bytes = 0;
   int references = 1;    // handles, and mappings
   bool is_ours = false;  // created here, so counted here
+  int device = 0;
 };
 
 // In a legacy handle.
@@ -61,6 +62,7 @@ struct LegacyName {
 };
 
 struct Driver {
+  std::recursive_mutex mutex;
   std::map<CUdeviceptr, Physical*> mappings;  // by their start
   std::map<CUdeviceptr, size_t> reservations;
   std::map<CUdeviceptr, CUdeviceptr> opened;  // legacy: address given out -> start of the mapping
@@ -71,9 +73,11 @@ Driver& TheDriver() {
   return *driver;
 }
 
+// Of this thread's device, and of what the driver keeps for all.
 struct DriverLock {
   Driver& driver = TheDriver();
-  std::lock_guard<std::recursive_mutex> lock{RuntimeMutex()};
+  std::lock_guard<std::recursive_mutex> of_device{RuntimeMutex()};
+  std::lock_guard<std::recursive_mutex> of_driver{driver.mutex};
 };
 
 void* Address(CUdeviceptr pointer) { return reinterpret_cast<void*>(pointer); }
@@ -81,7 +85,8 @@ CUdeviceptr Pointer(void* address) { return reinterpret_cast<CUdeviceptr>(addres
 
 void Drop(Physical* physical) {
   if (--physical->references > 0) return;
-  if (physical->is_ours) DeviceMemory::Get().Count(-static_cast<ptrdiff_t>(physical->bytes));
+  if (physical->is_ours)
+    DeviceMemory::Get().Count(physical->device, -static_cast<ptrdiff_t>(physical->bytes));
   close(physical->fd);
   delete physical;
 }
@@ -91,8 +96,6 @@ CUresult Of(cudaError_t error) {
   if (error == cudaErrorNotReady) return CUDA_ERROR_NOT_READY;
   return error == cudaErrorInvalidValue ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_LAUNCH_FAILED;
 }
-
-bool IsDevice(CUdevice device) { return device >= 0 && device < GetRuntimeConfig().num_devices; }
 
 CUresult Init(unsigned) {
   return GetRuntimeConfig().num_devices > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
@@ -122,7 +125,7 @@ CUresult ErrorName(CUresult error, const char** name) {
 }
 
 CUresult DeviceCount(int* count) {
-  *count = GetRuntimeConfig().num_devices;
+  cudaGetDeviceCount(count);
   return CUDA_SUCCESS;
 }
 
@@ -161,7 +164,7 @@ CUresult ContextRetain(CUcontext* context, CUdevice device) {
 CUresult ContextRelease(CUdevice) { return CUDA_SUCCESS; }
 
 CUresult ContextSet(CUcontext context) {
-  SetThreadContext(context != nullptr);
+  SetThreadContext(static_cast<int>(reinterpret_cast<intptr_t>(context)) - 1);
   return CUDA_SUCCESS;
 }
 
@@ -181,12 +184,14 @@ CUresult Create(CUmemGenericAllocationHandle* handle,
   if (!GetRuntimeConfig().vmm) return CUDA_ERROR_NOT_SUPPORTED;
   DriverLock l;
   DeviceMemory& memory = DeviceMemory::Get();
-  if (memory.bytes_in_use() + bytes > GetRuntimeConfig().total_bytes)
+  const int device = properties->location.id;
+  if (memory.bytes_in_use(device) + bytes > GetRuntimeConfig().total_bytes)
     return CUDA_ERROR_OUT_OF_MEMORY;
   const int fd = memory.CreateShared(bytes);
   if (fd < 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  memory.Count(static_cast<ptrdiff_t>(bytes));
-  *handle = reinterpret_cast<CUmemGenericAllocationHandle>(new Physical{fd, bytes, 1, true});
+  memory.Count(device, static_cast<ptrdiff_t>(bytes));
+  *handle = reinterpret_cast<CUmemGenericAllocationHandle>(
+      new Physical{fd, bytes, 1, /*is_ours=*/true, device});
   return CUDA_SUCCESS;
 }
 
@@ -228,7 +233,7 @@ CUresult Map(CUdeviceptr pointer,
   if (found == l.driver.reservations.end() || found->second != bytes || offset != 0 ||
       physical->bytes != bytes || l.driver.mappings.contains(pointer))
     return CUDA_ERROR_INVALID_VALUE;
-  if (!DeviceMemory::Get().Map(Address(pointer), bytes, physical->fd))
+  if (!DeviceMemory::Get().Map(Address(pointer), bytes, physical->fd, physical->device))
     return CUDA_ERROR_OUT_OF_MEMORY;
   ++physical->references;
   l.driver.mappings[pointer] = physical;
@@ -294,11 +299,14 @@ CUresult AddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr pointer) {
 }
 
 CUresult PointerAttribute(void* value, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  void* start = nullptr;
+  size_t bytes = 0;
+  int device = 0;
   DriverLock l;
   if (attribute != CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL ||
-      !DeviceMemory::Get().Contains(Address(pointer), 1))
+      !DeviceMemory::Get().Find(Address(pointer), &start, &bytes, &device))
     return CUDA_ERROR_INVALID_VALUE;
-  *static_cast<int*>(value) = 0;
+  *static_cast<int*>(value) = device;
   return CUDA_SUCCESS;
 }
 

@@ -14,9 +14,10 @@
 // a misaligned address, or racing with another (a shuffle orders no memory, as on the device).
 // What it does not model: time, occupancy, registers, bank conflicts other than ldmatrix's,
 // coalescing, a missing __threadfence, the accumulation order inside a tensor core, approximate
-// intrinsics, blocks that wait for a later block.
+// intrinsics, blocks that wait for a later block of their own launch.
 //
-// One launch at a time in a process; a launch from inside a kernel is refused.
+// OS threads run launches of their own at the same time: two devices, whose kernels may wait for
+// one another (YieldToPeer). A launch from inside a kernel is refused.
 
 #include <cuda_runtime.h>
 
@@ -50,9 +51,13 @@ struct Stats {
   uint64_t launches = 0, blocks = 0, threads = 0, collectives = 0, barriers = 0, mma = 0;
   uint64_t ldmatrix = 0, ldmatrix_conflicts = 0;  // rows of one 8x8 matrix in the same 16-byte bank
   uint64_t async_copies = 0;
+
+  void Add(const Stats& other);
 };
 
+// Not to be changed while a launch runs.
 Config& GetConfig();
+// Of all launches that have ended.
 Stats& GetStats();
 // What went wrong in the last launch that failed: one line, then the waiting threads of a deadlock.
 const std::string& LastReport();
@@ -67,9 +72,9 @@ struct ThreadView {
   uint32_t lane = 0;
 };
 // Set by the scheduler; null outside kernels.
-extern ThreadView* current_thread;
-extern uint3 block_index;
-extern dim3 block_dim, grid_dim;
+extern constinit thread_local ThreadView* current_thread;
+extern constinit thread_local uint3 block_index;
+extern constinit thread_local dim3 block_dim, grid_dim;
 
 // Ends the launch with a report. Never returns to the thread.
 [[noreturn]] void Fail(const Site& site, const char* format, ...)
@@ -95,6 +100,9 @@ BarrierResult BlockBarrier(bool predicate, const Site& site);
 void NamedBarrier(int id, uint32_t num_threads, bool wait, const Site& site);
 // Lets another thread run: what a spinning thread must do.
 void Yield(const Site& site);
+// The same for a thread that waits for a kernel on another device: the OS thread that runs that
+// gets time. A minute of it is a deadlock.
+void YieldToPeer(const Site& site);
 
 // One `__shared__` declaration; the same memory for all threads of a block, poisoned anew in each.
 struct SharedDeclaration {
@@ -106,7 +114,7 @@ void* SharedMemory(SharedDeclaration* declaration, size_t bytes, size_t alignmen
 void* DynamicSharedMemory();
 bool IsShared(const void* address);
 // Where the running block's shared memory begins: what the 32-bit addresses of PTX count from.
-extern char* shared_window;
+extern constinit thread_local char* shared_window;
 
 // ---- Warp and asynchronous operations (warp_ops.cc) ---------------------------------------------
 

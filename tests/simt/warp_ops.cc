@@ -141,7 +141,7 @@ typedef float Columns __attribute__((vector_size(32)));
 template <int kDepth, int kPacked, float (*kDecode)(uint32_t)>
 void CompleteMma(void* const* arguments, uint32_t participants, const Site& site) {
   if (participants != kFullWarp) Fail(site, "mma with lanes %08x only", participants);
-  ++GetStats().mma;
+  ++RunningStats().mma;
   constexpr int kBits = 32 / kPacked;
   constexpr uint32_t kMask = kBits == 16 ? 0xffffu : 0xffu;
   alignas(64) float a[kDepth][16];
@@ -177,7 +177,7 @@ void CountConflicts(const LdMatrixArgument* const* rows) {
   uint32_t banks = 0;
   for (int r = 0; r < 8; ++r) {
     const uint32_t bank = 1u << (rows[r]->address / 16 % 8);
-    if ((banks & bank) != 0) ++GetStats().ldmatrix_conflicts;
+    if ((banks & bank) != 0) ++RunningStats().ldmatrix_conflicts;
     banks |= bank;
   }
 }
@@ -190,7 +190,7 @@ void CompleteLdMatrix(void* const* arguments, uint32_t participants, const Site&
   for (int lane = 0; lane < kWarpThreads; ++lane)
     in[lane] = static_cast<const LdMatrixArgument*>(arguments[lane]);
   for (int m = 0; m < 4; ++m) {
-    ++GetStats().ldmatrix;
+    ++RunningStats().ldmatrix;
     CountConflicts(in + 8 * m);
     for (int lane = 0; lane < kWarpThreads; ++lane) {
       auto* to = static_cast<LdMatrixArgument*>(arguments[lane]);
@@ -276,7 +276,7 @@ void QueueAsyncCopy(
       reinterpret_cast<uintptr_t>(global) % bytes != 0)
     Fail(site, "cp.async of %u bytes is misaligned", bytes);
   if (!IsShared(shared)) Fail(site, "cp.async: the destination is not in shared memory");
-  ++GetStats().async_copies;
+  ++RunningStats().async_copies;
   AsyncCopies& copies = Self()->copies;
   copies.pending.push_back({shared, global, bytes, valid, copies.group});
 }

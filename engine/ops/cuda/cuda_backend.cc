@@ -17,9 +17,10 @@
 #include "engine/ops/cuda/attention_plan.h"
 #include "engine/ops/cuda/cuda_device.h"
 #include "engine/ops/cuda/cuda_tensors.h"
+#include "engine/ops/cuda/device_group.h"
+#include "engine/ops/cuda/fp8_matrix.h"
 #include "engine/ops/cuda/graph_cache.h"
 #include "engine/ops/cuda/kernels.h"
-#include "engine/ops/cuda/fp8_matrix.h"
 #include "engine/ops/cuda/linear.h"
 #include "engine/ops/cuda/pass_arrays.h"
 #include "engine/ops/cuda/step_upload.h"
@@ -55,6 +56,7 @@ class CudaBackend : public Backend {
  public:
   CudaBackend(WeightDtype dtype, const BackendOptions& options)
       : dtype_(dtype),
+        device_(options.device),
         eager_(options.enforce_eager),
         gemm_cache_(options.gemm_cache),
         linear_element_(dtype == WeightDtype::kF32 ? Element::kF32 : Element::kBf16) {}
@@ -65,7 +67,7 @@ class CudaBackend : public Backend {
   }
 
   absl::Status Init() {
-    BATON_ASSIGN_OR_RETURN(const CudaDevice device, OpenDevice());
+    BATON_ASSIGN_OR_RETURN(const CudaDevice device, OpenDevice(device_));
     name_ = device.name;
     pci_id_ = device.pci_id;
     num_sms_ = device.num_sms;
@@ -91,6 +93,7 @@ class CudaBackend : public Backend {
   std::string device_id() const override { return pci_id_; }
 
   absl::StatusOr<DeviceMemory> device_memory() override {
+    const OnDevice here(device_);
     size_t free = 0, total = 0;
     BATON_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free, &total), "device memory"));
     return DeviceMemory{.total_bytes = total, .free_bytes = free};
@@ -127,7 +130,7 @@ class CudaBackend : public Backend {
                                      rows * row_bytes, cudaMemcpyHostToDevice, stream_),
                      "weights"));
     }
-    BATON_RETURN_IF_ERROR(Synchronize());
+    BATON_RETURN_IF_ERROR(Drain());
     return std::unique_ptr<Matrix>(std::make_unique<CudaMatrix>(
         source.rows, source.cols, linear_element_, std::move(data), DeviceBuffer()));
   }
@@ -156,6 +159,8 @@ class CudaBackend : public Backend {
     const size_t count = static_cast<size_t>(PaddedTokens(max_tokens)) * width;
     BATON_ASSIGN_OR_RETURN(activation->data,
                            DeviceBuffer::Allocate(count * ElementSize(activation->element)));
+    if (kind == ActivationKind::kResidual && group_ != nullptr)
+      BATON_RETURN_IF_ERROR(group_->Reserve(PaddedTokens(max_tokens), width));
     if (kind == ActivationKind::kProjected) {
       BATON_ASSIGN_OR_RETURN(activation->queries,
                              DeviceBuffer::Allocate(count * ElementSize(activation->q_element)));
@@ -163,9 +168,17 @@ class CudaBackend : public Backend {
     return std::unique_ptr<Activation>(std::move(activation));
   }
 
+  absl::Status JoinGroup(parallel::TpGroup* group) override {
+    BATON_ASSIGN_OR_RETURN(group_, DeviceGroup::Join(group, device_, stream_));
+    return absl::OkStatus();
+  }
+
+  bool matrices_are_shared() const override { return false; }
+
   absl::StatusOr<base::Buffer> NewPool(size_t bytes, bool shared) override {
+    const OnDevice here(device_);
     if (shared) {
-      absl::StatusOr<base::Buffer> memory = base::AllocateExportable(kDevice, bytes);
+      absl::StatusOr<base::Buffer> memory = base::AllocateExportable(device_, bytes);
       if (memory.ok() || absl::IsResourceExhausted(memory.status())) return memory;
       BATON_LOG(Info,
                 "KV pool by cudaMalloc, shared by legacy handles: ", memory.status().message());
@@ -185,13 +198,13 @@ class CudaBackend : public Backend {
   absl::Status CopyFromPool(uint8_t* host, const uint8_t* pool, size_t bytes) override {
     BATON_RETURN_IF_ERROR(CudaStatus(
         cudaMemcpyAsync(host, pool, bytes, cudaMemcpyDeviceToHost, stream_), "copy from pool"));
-    return Synchronize();
+    return Drain();
   }
 
   absl::Status CopyToPool(uint8_t* pool, const uint8_t* host, size_t bytes) override {
     BATON_RETURN_IF_ERROR(CudaStatus(
         cudaMemcpyAsync(pool, host, bytes, cudaMemcpyHostToDevice, stream_), "copy to pool"));
-    return Synchronize();
+    return Drain();
   }
 
   // A small pass is padded to one of few shapes, whether it becomes a graph or not: so its results
@@ -199,19 +212,12 @@ class CudaBackend : public Backend {
   absl::Status RunPass(const PassInputs& inputs,
                        absl::FunctionRef<absl::Status(bool whole)> issue,
                        float* logits) override {
-    const PassShape shape = inputs.in_one_go ? ShapeOfPass(inputs, max_tokens_) : PassShape();
-    if (shape.tokens == 0) return issue(false);
-    BATON_ASSIGN_OR_RETURN(const bool moved, pass_arrays_.Send(inputs, shape, stream_));
-    if (moved) graphs_.Clear();
-    const auto issue_padded = [&]() -> absl::Status {
-      pass_ = &pass_arrays_;
-      const absl::Status issued = issue(true);
-      pass_ = nullptr;
-      return issued;
-    };
-    BATON_RETURN_IF_ERROR(eager_ ? issue_padded()
-                                 : graphs_.Run({inputs.model, shape}, issue_padded, stream_));
-    return CopyLogits(inputs.logit_rows.size(), logits);
+    if (group_ == nullptr) return RunPassOfRank(inputs, issue, logits);
+    unsummed_ = nullptr;
+    BATON_RETURN_IF_ERROR(group_->BeginPass(stream_));
+    const absl::Status status = RunPassOfRank(inputs, issue, logits);
+    if (!status.ok()) group_->CallOff();
+    return status;
   }
 
   absl::Status Embed(const Matrix& table,
@@ -247,7 +253,9 @@ class CudaBackend : public Backend {
     BATON_RETURN_IF_ERROR(CheckEqual("rms norm", "weight", weight.size(), in.width));
     BATON_RETURN_IF_ERROR(CheckEqual("rms norm", "E", normed.width, in.width));
     num_tokens = Padded(num_tokens);
-    return Norm(in, nullptr, num_tokens, weight, eps, RowsOf(&normed, num_tokens));
+    const LinearRows rows = RowsOf(&normed, num_tokens);
+    return unsummed_ == &in ? SumAndNorm(weight, eps, rows)
+                            : Norm(in, nullptr, num_tokens, weight, eps, rows);
   }
 
   absl::Status QkvProject(const Activation& x,
@@ -351,8 +359,17 @@ class CudaBackend : public Backend {
         CheckAtMost("project", "T", num_tokens, std::min(in.max_tokens, out.max_tokens)));
     BATON_RETURN_IF_ERROR(CheckEqual("project", "K", weight.cols(), in.width));
     BATON_RETURN_IF_ERROR(CheckEqual("project", "E", weight.rows(), out.width));
-    return Multiply(in, Padded(num_tokens), weight, {.out = Element::kF32, .accumulate = true},
-                    nullptr, out.data.data());
+    num_tokens = Padded(num_tokens);
+    void* to = out.data.data();
+    if (group_ != nullptr) {
+      // This rank's part; who reads the residual next adds the ranks' parts to it.
+      BATON_RETURN_IF_ERROR(Sum());
+      to = group_->part();
+      unsummed_ = &out;
+      unsummed_tokens_ = num_tokens;
+    }
+    return Multiply(in, num_tokens, weight,
+                    {.out = Element::kF32, .accumulate = group_ == nullptr}, nullptr, to);
   }
 
   absl::Status GateUpSilu(const Activation& x,
@@ -394,7 +411,12 @@ class CudaBackend : public Backend {
     if (rows.empty()) return absl::OkStatus();
     const size_t count = pass_ == nullptr ? rows.size() : pass_->shape().rows;
     BATON_RETURN_IF_ERROR(Grow(count * in.width * ElementSize(linear_element_), &logit_input_));
-    BATON_RETURN_IF_ERROR(Grow(count * head.rows() * sizeof(float), &logits_));
+    vocab_ = head.rows();
+    const int rank = group_ == nullptr ? 0 : group_->rank(), ranks = group_ == nullptr ? 1 : 2;
+    first_logit_ = vocab_ * rank / ranks;
+    num_logits_ = vocab_ * (rank + 1) / ranks - first_logit_;
+    BATON_RETURN_IF_ERROR(Grow(count * num_logits_ * sizeof(float), &logits_));
+    BATON_RETURN_IF_ERROR(Sum());
     const int32_t* device_rows = pass_ == nullptr ? nullptr : pass_->rows();
     if (pass_ == nullptr) {
       BATON_ASSIGN_OR_RETURN(device_rows, rows_.Upload(rows, stream_));
@@ -403,18 +425,18 @@ class CudaBackend : public Backend {
     BATON_RETURN_IF_ERROR(Norm(in, device_rows, num_rows, weight, eps,
                                {.data = logit_input_.data(), .element = linear_element_}));
     BATON_RETURN_IF_ERROR(linear_->Run({.tokens = num_rows,
-                                        .rows = head.rows(),
+                                        .rows = static_cast<int>(num_logits_),
                                         .cols = head.cols(),
                                         .in = linear_element_,
                                         .out = Element::kF32},
-                                       {logit_input_.data()}, Weights(head).operand(), nullptr,
-                                       logits_.data(), stream_));
-    vocab_ = head.rows();
+                                       {logit_input_.data()}, Weights(head).operand(first_logit_),
+                                       nullptr, logits_.data(), stream_));
     return pass_ == nullptr ? CopyLogits(count, logits) : absl::OkStatus();
   }
 
   absl::Status Synchronize() override {
-    return CudaStatus(cudaStreamSynchronize(stream_), "synchronize");
+    BATON_RETURN_IF_ERROR(Drain());
+    return group_ == nullptr ? absl::OkStatus() : group_->Barrier();
   }
 
   absl::StatusOr<std::vector<float>> Read(const Activation& activation,
@@ -423,6 +445,7 @@ class CudaBackend : public Backend {
     const CudaActivation& in = Const(activation);
     BATON_RETURN_IF_ERROR(CheckAtMost("read", "T", num_tokens, in.max_tokens));
     BATON_RETURN_IF_ERROR(CheckEqual("read", "width", in.width, width));
+    BATON_RETURN_IF_ERROR(Sum());
     std::vector<float> values;
     BATON_RETURN_IF_ERROR(ReadRows(in.data, in.element, num_tokens, width, &values));
     if (in.element == Element::kFp8) BATON_RETURN_IF_ERROR(ApplyScales(in, num_tokens, &values));
@@ -440,10 +463,31 @@ class CudaBackend : public Backend {
   // In a padded pass the sizes are those of its shape, not of its inputs.
   int Padded(int num_tokens) const { return pass_ == nullptr ? num_tokens : pass_->shape().tokens; }
 
+  absl::Status RunPassOfRank(const PassInputs& inputs,
+                             absl::FunctionRef<absl::Status(bool whole)> issue,
+                             float* logits) {
+    const PassShape shape = inputs.in_one_go ? ShapeOfPass(inputs, max_tokens_) : PassShape();
+    if (shape.tokens == 0) return issue(false);
+    BATON_ASSIGN_OR_RETURN(const bool moved, pass_arrays_.Send(inputs, shape, stream_));
+    if (moved) graphs_.Clear();
+    const auto issue_padded = [&]() -> absl::Status {
+      if (group_ != nullptr) group_->RestartPass();  // a capture that failed has come this way
+      unsummed_ = nullptr;
+      pass_ = &pass_arrays_;
+      const absl::Status issued = issue(true);
+      pass_ = nullptr;
+      return issued;
+    };
+    BATON_RETURN_IF_ERROR(eager_ ? issue_padded()
+                                 : graphs_.Run({inputs.model, shape}, issue_padded, stream_));
+    return CopyLogits(inputs.logit_rows.size(), logits);
+  }
+
   absl::Status CopyLogits(size_t num_rows, float* logits) {
     BATON_RETURN_IF_ERROR(
-        CudaStatus(cudaMemcpyAsync(logits, logits_.data(), num_rows * vocab_ * sizeof(float),
-                                   cudaMemcpyDeviceToHost, stream_),
+        CudaStatus(cudaMemcpy2DAsync(logits + first_logit_, vocab_ * sizeof(float), logits_.data(),
+                                     num_logits_ * sizeof(float), num_logits_ * sizeof(float),
+                                     num_rows, cudaMemcpyDeviceToHost, stream_),
                    "logits"));
     return Synchronize();
   }
@@ -486,6 +530,30 @@ class CudaBackend : public Backend {
     }
     return absl::OkStatus();
   }
+
+  // residual += the parts of both ranks, where that is still to be done.
+  absl::Status Sum() {
+    if (unsummed_ == nullptr) return absl::OkStatus();
+    return Reduce({});
+  }
+
+  absl::Status SumAndNorm(absl::Span<const float> weight, float eps, const LinearRows& out) {
+    AllReduceNormParams params;
+    BATON_ASSIGN_OR_RETURN(params.weight, constants_.Get(weight, stream_));
+    params.out = out;
+    params.eps = eps;
+    return Reduce(params);
+  }
+
+  absl::Status Reduce(AllReduceNormParams params) {
+    const CudaActivation& residual = *std::exchange(unsummed_, nullptr);
+    params.residual = residual.data.as<float>();
+    params.num_tokens = unsummed_tokens_;
+    params.width = residual.width;
+    return group_->Reduce(params, stream_);
+  }
+
+  absl::Status Drain() { return CudaStatus(cudaStreamSynchronize(stream_), "synchronize"); }
 
   void EncodeRow(const std::vector<float>& row, uint8_t* out) const {
     if (linear_element_ == Element::kF32) {
@@ -597,7 +665,7 @@ class CudaBackend : public Backend {
   // Scratch memory grows to the largest step there is, which is at the start.
   absl::Status Grow(size_t bytes, DeviceBuffer* buffer) {
     if (buffer->size() >= bytes) return absl::OkStatus();
-    BATON_RETURN_IF_ERROR(Synchronize());
+    BATON_RETURN_IF_ERROR(Drain());
     graphs_.Clear();  // they point to what is given back here
     BATON_ASSIGN_OR_RETURN(*buffer, DeviceBuffer::Allocate(bytes));
     return absl::OkStatus();
@@ -615,7 +683,7 @@ class CudaBackend : public Backend {
           cudaMemcpyAsync(bytes.data(), data.data(), bytes.size(), cudaMemcpyDeviceToHost, stream_),
           "read"));
     }
-    BATON_RETURN_IF_ERROR(Synchronize());
+    BATON_RETURN_IF_ERROR(Drain());
     values->resize(count);
     for (size_t i = 0; i < count; ++i) {
       uint32_t bits = 0;
@@ -638,6 +706,7 @@ class CudaBackend : public Backend {
   }
 
   const WeightDtype dtype_;
+  const int device_;
   const bool eager_;
   const std::string gemm_cache_;
   const Element linear_element_;
@@ -651,7 +720,10 @@ class CudaBackend : public Backend {
   GraphCache graphs_;
   const PassArrays* pass_ = nullptr;  // while the operations of a padded pass are issued
   int max_tokens_ = INT_MAX;          // what every activation holds
-  size_t vocab_ = 0;                  // of logits_
+  size_t vocab_ = 0, first_logit_ = 0, num_logits_ = 0;  // logits_ has [first, first + num) of V
+  std::unique_ptr<DeviceGroup> group_;                   // null: one rank
+  const CudaActivation* unsummed_ = nullptr;  // a residual that the ranks' parts are to be added to
+  int unsummed_tokens_ = 0;
   UploadedArray ids_, positions_, slots_, rows_;
   UploadedArray query_starts_, context_lens_, block_tables_, decode_, others_, tiles_;
   DeviceBuffer attention_workspace_, attention_counters_, gate_up_, logit_input_, logits_;

@@ -29,7 +29,7 @@ bool IsCompiledFor(const std::string& architectures, int major, int minor) {
   return false;
 }
 
-absl::StatusOr<CudaDevice> OpenDevice() {
+absl::StatusOr<CudaDevice> OpenDevice(int ordinal) {
   int count = 0;
   const cudaError_t counted = cudaGetDeviceCount(&count);
   if (counted != cudaSuccess || count == 0) {
@@ -38,9 +38,14 @@ absl::StatusOr<CudaDevice> OpenDevice() {
         "cuda: no device to compute on",
         counted == cudaSuccess ? "" : absl::StrCat(": ", cudaGetErrorString(counted))));
   }
-  BATON_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(kDevice), "device 0"));
+  if (ordinal < 0 || ordinal >= count) {
+    return absl::UnavailableError(
+        absl::StrCat("cuda: there is no device ", ordinal, ": devices=", count));
+  }
+  const std::string what = absl::StrCat("device ", ordinal);
+  BATON_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), what));
   cudaDeviceProp properties;
-  BATON_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, kDevice), "device 0"));
+  BATON_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, ordinal), what));
   CudaDevice device;
   device.name = properties.name;
   device.major = properties.major;
@@ -48,7 +53,7 @@ absl::StatusOr<CudaDevice> OpenDevice() {
   device.num_sms = properties.multiProcessorCount;
   char pci_id[32] = "";
   BATON_RETURN_IF_ERROR(
-      CudaStatus(cudaDeviceGetPCIBusId(pci_id, sizeof(pci_id), kDevice), "bus id"));
+      CudaStatus(cudaDeviceGetPCIBusId(pci_id, sizeof(pci_id), ordinal), "bus id"));
   device.pci_id = pci_id;
   if (!IsCompiledFor(BATON_CUDA_ARCHITECTURES, device.major, device.minor)) {
     return absl::UnavailableError(absl::StrCat("cuda: ", device.name, " has compute capability ",
@@ -63,8 +68,21 @@ std::string ToolkitVersion() {
   return absl::StrCat(CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10);
 }
 
-absl::StatusOr<std::string> ProbeCuda() {
-  BATON_ASSIGN_OR_RETURN(const CudaDevice device, OpenDevice());
+absl::Status CheckPeerAccess(int device, int peer) {
+  int can = 0;
+  BATON_RETURN_IF_ERROR(CudaStatus(cudaDeviceCanAccessPeer(&can, device, peer), "peer access"));
+  if (can != 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "cuda: device ", device, " has no peer access to device ", peer, ", which tp=2 needs"));
+}
+
+absl::StatusOr<std::string> ProbeCuda(int num_devices) {
+  CudaDevice device;
+  for (int ordinal = num_devices - 1; ordinal >= 0; --ordinal) {
+    BATON_ASSIGN_OR_RETURN(device, OpenDevice(ordinal));
+    for (int peer = ordinal + 1; peer < num_devices; ++peer)
+      BATON_RETURN_IF_ERROR(CheckPeerAccess(ordinal, peer));
+  }
   return absl::StrCat(device.name, " compute_capability=", device.major, ".", device.minor);
 }
 

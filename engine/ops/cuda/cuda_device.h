@@ -1,6 +1,6 @@
 #pragma once
 
-// The device that a process computes on.
+// The devices that a process computes on.
 
 #include <cstdint>
 #include <string>
@@ -10,9 +10,6 @@
 
 namespace baton::ops::cuda {
 
-// Which of the visible devices.
-inline constexpr int kDevice = 0;
-
 struct CudaDevice {
   std::string name;
   std::string pci_id;        // "0000:1b:00.0"
@@ -20,13 +17,18 @@ struct CudaDevice {
   int num_sms = 0;
 };
 
-// That device, made current for the calling thread. Says beforehand what a backend would run
-// into: no device, no driver, kernels that were not compiled for this device, no cuBLASLt.
-// Errors: UNAVAILABLE saying which.
-absl::StatusOr<CudaDevice> OpenDevice();
+// One of the visible devices, by number, made current for the calling thread. Says beforehand what
+// a backend would run into: no such device, no driver, kernels that were not compiled for this
+// device, no cuBLASLt. Errors: UNAVAILABLE saying which.
+absl::StatusOr<CudaDevice> OpenDevice(int ordinal);
 
-// Why --device auto does not take CUDA here; OK, and the device in words, where it does.
-absl::StatusOr<std::string> ProbeCuda();
+// Whether kernels on one device can read the memory of another.
+// Errors: FAILED_PRECONDITION naming the two when they cannot.
+absl::Status CheckPeerAccess(int device, int peer);
+
+// Why --device auto does not take CUDA here, with one of the first devices for each rank; OK, and
+// the first device in words, where it does. That is the calling thread's then.
+absl::StatusOr<std::string> ProbeCuda(int num_devices);
 
 // Of the toolkit that this was compiled with: "13.0".
 std::string ToolkitVersion();

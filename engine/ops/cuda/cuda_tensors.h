@@ -9,6 +9,10 @@
 
 namespace baton::ops::cuda {
 
+inline size_t ElementSize(Element element) {
+  return element == Element::kF32 ? 4 : element == Element::kFp8 ? 1 : 2;
+}
+
 // [rows][cols] in the element of the linear layers, gate before up.
 class CudaMatrix : public Matrix {
  public:
@@ -23,7 +27,10 @@ class CudaMatrix : public Matrix {
   size_t bytes() const override { return data_.size() + scales_.size(); }
   Element element() const { return element_; }
   const void* data() const { return data_.data(); }
-  LinearOperand operand() const { return {data_.data(), scales_.as<float>()}; }
+  // From row `first` on; not for e4m3.
+  LinearOperand operand(size_t first = 0) const {
+    return {data_.as<const uint8_t>() + first * cols_ * ElementSize(element_), scales_.as<float>()};
+  }
 
  private:
   int rows_, cols_;
@@ -52,10 +59,6 @@ inline LinearRows RowsOf(CudaActivation* activation, int num_tokens) {
           .element = activation->element,
           .scales = activation->scales.as<float>(),
           .pitch = activation->pitch};
-}
-
-inline size_t ElementSize(Element element) {
-  return element == Element::kF32 ? 4 : element == Element::kFp8 ? 1 : 2;
 }
 
 }  // namespace baton::ops::cuda

@@ -18,6 +18,21 @@ namespace baton::ops::cuda {
 // UNAVAILABLE, everything else INTERNAL. `what` says what was tried.
 absl::Status CudaStatus(cudaError_t error, absl::string_view what);
 
+// While one lives, a device is this thread's current one.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    cudaGetDevice(&before_);
+    cudaSetDevice(device);
+  }
+  ~OnDevice() { cudaSetDevice(before_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
 // Device memory, or host memory that the device reads and writes by itself. Thread-compatible.
 class DeviceBuffer {
  public:

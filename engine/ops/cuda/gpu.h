@@ -95,6 +95,19 @@ BATON_MMA(MmaF16, "m16n8k16.row.col.f32.f16.f16.f32")
 BATON_MMA(MmaE4m3, "m16n8k32.row.col.f32.e4m3.e4m3.f32")
 #undef BATON_MMA
 
+// A word that kernels of several devices, or the host, see: what was written before the store is
+// seen by whoever has loaded what it stored.
+__device__ __forceinline__ uint32_t LoadAcquireSystem(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void StoreReleaseSystem(uint32_t* address, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+// Between two looks at such a word.
+__device__ __forceinline__ void WaitForPeer() { __nanosleep(20); }
+
 // 2^x: the hardware's approximation (2 ulp); 0 for x = -infinity.
 __device__ __forceinline__ float FastExp2(float x) {
   float y;
@@ -108,10 +121,10 @@ __device__ __forceinline__ float FastExp2(float x) {
 
 #include "tests/simt/cuda_names.h"
 
-#define BATON_SHARED(type, name, ...)                         \
-  static ::baton::simt::SharedDeclaration name##_declaration; \
-  using name##_type = type __VA_ARGS__;                       \
-  name##_type& name = *static_cast<name##_type*>(             \
+#define BATON_SHARED(type, name, ...)                                      \
+  static thread_local ::baton::simt::SharedDeclaration name##_declaration; \
+  using name##_type = type __VA_ARGS__;                                    \
+  name##_type& name = *static_cast<name##_type*>(                          \
       ::baton::simt::SharedMemory(&name##_declaration, sizeof(name##_type), alignof(name##_type)))
 #define BATON_DYNAMIC_SHARED(type, name) \
   type* const name = static_cast<type*>(::baton::simt::DynamicSharedMemory())
@@ -153,6 +166,13 @@ BATON_MMA(MmaBf16, kBf16)
 BATON_MMA(MmaF16, kF16)
 BATON_MMA(MmaE4m3, kE4m3)
 #undef BATON_MMA
+inline uint32_t LoadAcquireSystem(const uint32_t* address) {
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+inline void StoreReleaseSystem(uint32_t* address, uint32_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
+}
+inline void WaitForPeer(Site site = Site::current()) { simt::YieldToPeer(site); }
 inline float FastExp2(float x) { return std::exp2(x); }
 
 }  // namespace baton::ops::gpu

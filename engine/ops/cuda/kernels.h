@@ -79,6 +79,29 @@ struct RmsNormParams {
 // 128), at most 16384; `rows` and `delta` together are refused.
 cudaError_t RmsNorm(const RmsNormParams& params, cudaStream_t stream);
 
+// Most blocks of an all-reduce: few enough that all of them run at once, as each waits for the
+// other device's block of its number.
+inline constexpr int kReduceBlocksMax = 64;
+// Words of a rank's signals: rounds gone through by each block, and rounds that the other rank's
+// block has told of. Zero at first.
+inline constexpr int kReduceSignals = 2 * kReduceBlocksMax;
+
+struct AllReduceNormParams {
+  const float* parts[2] = {};   // [T][E] of rank 0 and of rank 1, each on its own device
+  uint32_t* signals = nullptr;  // [kReduceSignals] of this rank, which the other one writes too
+  uint32_t* peer_signals = nullptr;      // the other rank's
+  const uint32_t* called_off = nullptr;  // host memory: not 0 when nobody is to wait any more
+  float* residual = nullptr;             // [T][E] inout
+  const float* weight = nullptr;         // [E], or null: no norm
+  LinearRows out;                        // [T][E]
+  int num_tokens = 0, width = 0;
+  float eps = 0;
+};
+// residual += parts[0] + parts[1]; out = residual * rsqrt(mean(residual^2) + eps) * weight. Returns
+// on both devices or on none: both launch it, in the same order and with the same sizes. Called
+// off, residual and out hold anything. The sizes of RmsNorm.
+cudaError_t AllReduceNorm(const AllReduceNormParams& params, cudaStream_t stream);
+
 struct SiluMulParams {
   const void* gate_up = nullptr;  // [T][2 F], gate before up, f32 or bf16
   Element element = Element::kBf16;

@@ -1,3 +1,4 @@
+#include "engine/ops/cuda/block_sum.h"
 #include "engine/ops/cuda/device_vectors.h"
 #include "engine/ops/cuda/gpu.h"
 #include "engine/ops/cuda/kernels.h"
@@ -18,18 +19,6 @@ __device__ __forceinline__ void AddDelta(const RmsNormParams& p, int64_t at, flo
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) x[i] += delta[i];
-}
-
-// The sum over the block, in every thread.
-__device__ __forceinline__ float BlockSum(float value) {
-  BATON_SHARED(float, partial, [kWarps]);
-  value = SegmentSum<32>(value);
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
-  __syncthreads();
-  float sum = 0.0f;
-#pragma unroll
-  for (int warp = 0; warp < kWarps; ++warp) sum += partial[warp];
-  return sum;
 }
 
 // One block per token; a thread holds kChunks chunks of eight, kThreads chunks apart.
@@ -56,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) RmsNormKernel(const RmsNormParams p)
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum = fmaf(x[c][i], x[c][i], sum);
   }
-  const float scale = ExactRsqrt(BlockSum(sum) / static_cast<float>(p.width) + p.eps);
+  const float scale = ExactRsqrt(BlockSum<kWarps>(sum) / static_cast<float>(p.width) + p.eps);
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
     const int chunk = c * kThreads + static_cast<int>(threadIdx.x);

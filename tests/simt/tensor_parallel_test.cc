@@ -1,0 +1,218 @@
+// Two ranks on two emulated devices, as one model: its host code, graphs and all-reduce. Ids are
+// those of two ranks on the CPU but where two tokens are as good as equal.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "engine/runtime/model_runner.h"
+#include "gtest/gtest.h"
+#include "tests/simt/device_memory.h"
+#include "tests/simt/fake_cudart.h"
+#include "tests/simt/simt.h"
+
+namespace baton::simt {
+namespace {
+
+using runtime::ModelRunner;
+using runtime::ModelRunnerOptions;
+using Rows = std::vector<std::vector<float>>;
+
+ModelRunnerOptions TpOptions(const std::string& model, const std::string& backend, int tp) {
+  ModelRunnerOptions options;
+  options.model_path = absl::StrCat(BATON_SOURCE_DIR, "/tests/data/models/", model);
+  options.backend = backend;
+  options.weight_dtype = "bf16";
+  options.tp = tp;
+  options.max_model_len = 256;
+  options.max_step_tokens = options.max_logit_rows = 128;
+  options.num_blocks = 12;
+  options.backend_options.num_threads = 2;
+  return options;
+}
+
+std::unique_ptr<ModelRunner> NewRunner(const ModelRunnerOptions& options) {
+  absl::StatusOr<std::unique_ptr<ModelRunner>> runner = ModelRunner::Create(options);
+  EXPECT_TRUE(runner.ok()) << runner.status();
+  return runner.ok() ? *std::move(runner) : nullptr;
+}
+
+// One step of two sequences with blocks of their own; the logits of all tokens.
+Rows Step(ModelRunner* runner, int (&lengths)[2], int first_count, int second_count) {
+  const std::vector<kv::BlockId> blocks[2] = {{7, 2, 9}, {4, 11, 0}};
+  const int vocab = runner->config().vocab, counts[2] = {first_count, second_count};
+  std::vector<uint32_t> tokens[2];
+  std::vector<int> rows[2];
+  std::vector<runtime::StepSequence> sequences;
+  for (int s = 0; s < 2; ++s) {
+    for (int i = 0; i < counts[s]; ++i) {
+      tokens[s].push_back(static_cast<uint32_t>((lengths[s] + i) * 37 + 11 * s) % vocab);
+      rows[s].push_back(i);
+    }
+    if (counts[s] > 0) sequences.push_back({tokens[s], lengths[s], blocks[s], rows[s]});
+    lengths[s] += counts[s];
+  }
+  absl::Span<float> out;
+  const absl::Status status = runner->Step(sequences, nullptr, &out, nullptr);
+  EXPECT_TRUE(status.ok()) << status;
+  Rows logits;
+  for (size_t at = 0; at < out.size(); at += vocab)
+    logits.emplace_back(out.begin() + at, out.begin() + at + vocab);
+  return logits;
+}
+
+Rows RunModel(const ModelRunnerOptions& options) {
+  const auto runner = NewRunner(options);
+  Rows all;
+  int lengths[2] = {0, 0};
+  const auto step = [&](int first_count, int second_count) {
+    if (runner == nullptr) return;
+    for (auto& row : Step(runner.get(), lengths, first_count, second_count))
+      all.push_back(std::move(row));
+  };
+  step(40, 20);
+  step(30, 1);
+  for (int i = 0; i < 3; ++i) step(1, 1);  // the third as a graph
+  for (int i = 0; i < 3; ++i) step(4, 3);  // a verify
+  return all;
+}
+
+void ExpectSameTokens(const Rows& got, const Rows& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t row = 0; row < want.size(); ++row) {
+    double largest = 0;
+    for (size_t i = 0; i < want[row].size(); ++i) {
+      ASSERT_TRUE(std::isfinite(got[row][i])) << "row " << row << " " << i;
+      largest = std::max(largest, std::fabs(double{got[row][i]} - want[row][i]));
+    }
+    const auto best = [](const std::vector<float>& logits) {
+      return std::max_element(logits.begin(), logits.end()) - logits.begin();
+    };
+    // The two best may change places only where they are closer than the difference of the logits,
+    // and that is rounding: small against their spread.
+    EXPECT_LE(want[row][best(want[row])] - want[row][best(got[row])], 2 * largest) << row;
+    const auto [low, high] = std::minmax_element(want[row].begin(), want[row].end());
+    EXPECT_LE(largest, 0.05 * (*high - *low)) << "row " << row;
+  }
+}
+
+class TpOnTheEmulatedDevices : public testing::Test {
+ protected:
+  void SetUp() override {
+    ClearDeviceError();
+    GetRuntimeConfig().num_devices = 2;
+    GetRuntimeConfig().lazy = true;
+    GetRuntimeStats() = RuntimeStats();
+  }
+  void TearDown() override {
+    GetRuntimeConfig() = RuntimeConfig();
+    GetConfig() = Config();
+  }
+};
+
+TEST_F(TpOnTheEmulatedDevices, SayWhatTwoRanksOnTheCpuSay) {
+  const Rows want = RunModel(TpOptions("tiny-qwen3", "cpu", 2));
+  for (const Order order : kOrders) {
+    GetConfig().order = order;
+    ExpectSameTokens(RunModel(TpOptions("tiny-qwen3", "cuda", 2)), want);
+  }
+  EXPECT_GT(GetRuntimeStats().graph_launches, 0u);
+}
+
+TEST_F(TpOnTheEmulatedDevices, OtherShapes) {
+  for (const char* model : {"random-qwen2-gqa2-tied", "random-llama-gqa1"}) {
+    SCOPED_TRACE(model);
+    ExpectSameTokens(RunModel(TpOptions(model, "cuda", 2)), RunModel(TpOptions(model, "cpu", 2)));
+  }
+}
+
+TEST_F(TpOnTheEmulatedDevices, GraphsGiveTheBitsOfOperationsIssuedOneByOne) {
+  ModelRunnerOptions eager = TpOptions("tiny-qwen3", "cuda", 2);
+  eager.backend_options.enforce_eager = true;
+  const Rows want = RunModel(eager);
+  EXPECT_EQ(GetRuntimeStats().graph_launches, 0u);
+  EXPECT_EQ(RunModel(TpOptions("tiny-qwen3", "cuda", 2)), want);
+  // Two ranks, each its own: of three equal steps one is issued, two are graphs.
+  EXPECT_EQ(GetRuntimeStats().graph_launches, 8u);
+}
+
+// One rank's device fails in the middle of a pass: the step says so, the other rank's kernels do
+// not wait for ever, and the next step is as if nothing had been.
+TEST_F(TpOnTheEmulatedDevices, ADeviceThatFailsTakesTheStepAndNothingElse) {
+  const auto runner = NewRunner(TpOptions("tiny-qwen3", "cuda", 2));
+  int lengths[2] = {0, 0};
+  Step(runner.get(), lengths, 5, 3);
+  Step(runner.get(), lengths, 1, 1);
+  int before[2] = {lengths[0], lengths[1]};
+  const Rows want = Step(runner.get(), lengths, 1, 1);
+  for (int device = 0; device < 2; ++device) {
+    const std::vector<uint32_t> token = {1};
+    const std::vector<kv::BlockId> blocks = {5};
+    const std::vector<int> row = {0};
+    GetRuntimeConfig().failing_device = device;
+    const auto failed = runner->Step({{token, 0, blocks, row}}, nullptr, nullptr, nullptr);
+    EXPECT_EQ(failed.code(), absl::StatusCode::kInternal) << failed;
+    GetRuntimeConfig().failing_device = -1;
+    int again[2] = {before[0], before[1]};
+    EXPECT_EQ(Step(runner.get(), again, 1, 1), want);
+  }
+}
+
+TEST_F(TpOnTheEmulatedDevices, NeedTwoDevices) {
+  GetRuntimeConfig().num_devices = 1;
+  const absl::Status status = ModelRunner::Create(TpOptions("tiny-qwen3", "cuda", 2)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(std::string(status.message()).find("no device 1 of 1"), std::string::npos) << status;
+}
+
+TEST_F(TpOnTheEmulatedDevices, NothingIsLeftOnTheDevices) {
+  const size_t before = DeviceMemory::Get().bytes_in_use();
+  RunModel(TpOptions("tiny-qwen3", "cuda", 2));
+  EXPECT_EQ(DeviceMemory::Get().bytes_in_use(), before);
+}
+
+// Each rank has its heads' part of the pool on its own device; the mirror has both, and so do
+// blocks that are copied, read and written whole.
+TEST_F(TpOnTheEmulatedDevices, BlocksAreThoseOfBothRanks) {
+  ModelRunnerOptions options = TpOptions("tiny-qwen3", "cuda", 2);
+  options.shared_kv = true;
+  struct Observer : runtime::LayerObserver {
+    void OnLayerDone(int layer) override { layers.push_back(layer); }
+    std::vector<int> layers;
+  };
+  const auto sender = NewRunner(options), receiver = NewRunner(options);
+  const std::vector<uint32_t> prompt = {5, 6, 7, 8, 9}, next = {10};
+  const std::vector<kv::BlockId> from = {2}, to = {1}, copied = {3}, written = {4};
+  const std::vector<int> row = {0}, no_rows;
+  Observer observer;
+  ASSERT_TRUE(sender->Step({{prompt, 0, from, no_rows}}, &observer, nullptr, nullptr).ok());
+  const kv::KvLayout& layout = sender->layout();
+  ASSERT_EQ(observer.layers.size(), static_cast<size_t>(layout.num_layers));
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int layer = 0; layer < layout.num_layers; ++layer) {
+      std::memcpy(receiver->kv_pool().data() + layout.BlockOffset(layer, 1, rank),
+                  sender->kv_pool().data() + layout.BlockOffset(layer, 2, rank),
+                  layout.rank_block_bytes());
+    }
+  }
+  ASSERT_TRUE(receiver->BlocksLanded(to).ok());
+  sender->CopyBlock(2, 3);
+  std::vector<uint8_t> whole(layout.block_bytes() * layout.num_layers);
+  sender->ReadBlock(2, whole.data());
+  sender->WriteBlock(4, whole.data());
+  const auto logits = [&](ModelRunner* runner, const std::vector<kv::BlockId>& blocks) {
+    absl::Span<float> out;
+    EXPECT_TRUE(runner->Step({{next, 5, blocks, row}}, nullptr, &out, nullptr).ok());
+    return std::vector<float>(out.begin(), out.end());
+  };
+  const std::vector<float> want = logits(sender.get(), from);
+  EXPECT_EQ(logits(receiver.get(), to), want);
+  EXPECT_EQ(logits(sender.get(), copied), want);
+  EXPECT_EQ(logits(sender.get(), written), want);
+}
+
+}  // namespace
+}  // namespace baton::simt

@@ -1,5 +1,6 @@
 """The CUDA backend inside real workers, where there is no GPU: its host code and kernels run on the emulated device of tests/simt,
 whose memory the host cannot touch and whose streams run as late as they may. What it says must be what the cpu backend says."""
+import os
 import pathlib
 import re
 import subprocess
@@ -237,6 +238,80 @@ def test_a_device_and_the_cpu_do_not_share_keys_and_values(monkeypatch):
                          decode_flags=("--device=cuda",), wait=False) as service:
         code, details = service.refusal(service.request(ids=[1, 2, 3], sampling={"max_tokens": 8}))
         assert code == grpc.StatusCode.FAILED_PRECONDITION and "sum_order_version" in details, (code, details)
+
+
+@pytest.fixture
+def two_devices(emulated, monkeypatch):
+    """A service whose workers see two emulated devices; `prefill` and `decode` say how many ranks each has."""
+    monkeypatch.setenv("BATON_EMULATED_DEVICES", "2")
+
+    def get(model, prefill, decode, **settings):
+        return emulated(model, prefill_flags=(f"--tp={prefill}",), decode_flags=(f"--tp={decode}", *settings.pop("decode_flags", ())),
+                        **settings)
+
+    return get
+
+
+# The sums of a layer are cut in two, so logits differ by rounding: ids are equal but where two tokens are as good as each other, and
+# in the model that counts nowhere. Two devices' memory is no pool that others can map: such KV goes through the host.
+@pytest.mark.parametrize("prefill,decode", [(2, 2), (2, 1), (1, 2)])
+def test_two_ranks_on_two_devices_say_what_one_says(two_devices, emulated, chain, prefill, decode):
+    service = two_devices(MODELS / "chain", prefill, decode)
+    for length in [1, 63, 64, 65, 150]:
+        assert chain_ids(service, chain_prompt(length)) == chain_ids(chain, chain_prompt(length)), length
+    sampling = {"temperature": 0, "max_tokens": 2, "ignore_eos": True}
+    assert service.stream(service.request(ids=chain_prompt(70), sampling=sampling)).timings.kv_transport == "shm"
+    service.wait_idle()
+    expect_same(two_devices(TINY, prefill, decode), emulated(TINY))
+    for worker, ranks in ((service.prefill[0], prefill), (service.decode[0], decode)):
+        assert (" tp=2" in worker.log()) == (ranks == 2)
+
+
+def test_each_of_two_ranks_has_its_graphs_and_eager_ones_say_the_same(two_devices):
+    plain = ("--max-draft-tokens=0",)
+    graphs = two_devices(TINY, 2, 2, decode_flags=plain)
+    eager = two_devices(TINY, 2, 2, decode_flags=plain, flags=("--enforce-eager",))
+    for prompt in PROMPTS:
+        assert greedy(graphs, prompt)[0] == greedy(eager, prompt)[0]
+    captured = re.findall(r"cuda graph captured (.*) graphs=", graphs.decode[0].log())
+    assert captured and all(captured.count(shape) % 2 == 0 for shape in captured), captured
+    assert "cuda graph" not in eager.decode[0].log()
+
+
+def test_two_ranks_verify_what_a_draft_model_on_one_device_proposes(two_devices, tiny):
+    service = two_devices(TINY, 2, 2, decode_flags=("--test-free-drafts", f"--draft-model={MODELS / 'tiny-qwen3-draft'}"))
+    expect_same(service, tiny)
+    assert service.decode[0].metric("baton_spec_decode_draft_tokens_total") > 0
+
+
+@pytest.mark.parametrize("devices,peers,flags,message", [
+    ("1", "1", [], "rank 1 of tp=2: cuda: there is no device 1: devices=1"),
+    ("2", "0", [], "cuda: device 0 has no peer access to device 1, which tp=2 needs"),
+    ("2", "1", [CUDA_IPC], "the KV cache lies on several devices"),
+])
+def test_what_two_ranks_need_of_devices_is_said_at_start(tmp_path, devices, peers, flags, message):
+    run = subprocess.run([EMULATED / "baton-decode", f"--model={MODELS / 'chain'}", "--device=cuda", "--tp=2", "--listen=127.0.0.1:0",
+                          "--http-port=0", "--num-blocks=8", f"--port-file={tmp_path / 'ports.json'}", *flags], capture_output=True,
+                         text=True, timeout=60, env={**os.environ, "BATON_EMULATED_DEVICES": devices, "BATON_EMULATED_PEERS": peers})
+    assert run.returncode > 0 and message in run.stdout + run.stderr, run
+
+
+def test_auto_wants_a_device_for_each_rank(pool, chain, monkeypatch):
+    monkeypatch.setenv("BATON_EMULATED_STREAMS", STREAM_SEED)
+    auto = ("--device=auto", "--tp=2")
+    service = pool.get(MODELS / "chain", "single", worker_bin=EMULATED, kv_blocks=40, worker_flags=auto)
+    log = service.workers[0].log()
+    assert "requested=auto backend=cpu" in log and "there is no device 1: devices=1" in log
+    assert chain_ids(service, chain_prompt(30)) == chain_ids(chain, chain_prompt(30))
+
+
+def test_a_device_and_two_do_not_meet_where_cuda_ipc_is_required(monkeypatch):
+    monkeypatch.setenv("BATON_EMULATED_STREAMS", STREAM_SEED)
+    monkeypatch.setenv("BATON_EMULATED_DEVICES", "2")
+    with harness.Service(MODELS / "chain", worker_bin=EMULATED, kv_blocks=40, worker_flags=("--device=cuda", "--weight-dtype=bf16"),
+                         prefill_flags=(CUDA_IPC,), decode_flags=("--tp=2",), wait=False) as service:
+        code, details = service.refusal(service.request(ids=[1, 2, 3], sampling={"max_tokens": 8}))
+        assert code == grpc.StatusCode.FAILED_PRECONDITION and "cuda_ipc" in details, (code, details)
 
 
 @pytest.mark.skipif(bool(list(pathlib.Path("/dev").glob("nvidia[0-9]*"))), reason="there is a GPU")

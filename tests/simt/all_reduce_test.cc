@@ -1,5 +1,6 @@
 // The all-reduce of two ranks, on two emulated devices that run at the same time.
 
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <thread>
@@ -156,6 +157,52 @@ TEST_P(AllReduce, RoundsOfDifferentSizesMeet) {
     EXPECT_EQ(sums[8], 12) << "in all but the third";
     EXPECT_EQ(sums[63 * 8], 6);
     EXPECT_EQ(sums[69 * 8], 3);
+  }
+}
+
+// A rank whose part is not there yet keeps the other one waiting, in every round: what it has told
+// in the round before is not taken for this one's.
+TEST_P(AllReduce, WaitsForTheRankThatIsLate) {
+  constexpr int kTokens = 3, kWidth = 2056;
+  constexpr size_t kCount = size_t{kTokens} * kWidth;
+  Signals signals;
+  DeviceArray<float> places[2] = {DeviceArray<float>(kCount), DeviceArray<float>(kCount)};
+  std::vector<float> want(kCount, 0);
+  DeviceArray<float> residual[2] = {DeviceArray<float>(want), DeviceArray<float>(want)};
+  Random random(5);
+  for (const int late : {1, 1, 0, 0, 1}) {
+    const std::vector<float> parts[2] = {random.Values(kCount), random.Values(kCount)};
+    for (size_t i = 0; i < kCount; ++i) want[i] += parts[0][i] + parts[1][i];
+    const uint64_t waits = NumPeerWaits();
+    std::atomic<bool> gone{false};  // the other one, without having waited
+    OnBothDevices([&](int rank, cudaStream_t stream) {
+      if (rank == late) {
+        EnqueueHostWork(stream, [&] {
+          while (NumPeerWaits() == waits && !gone) std::this_thread::yield();
+          return cudaSuccess;
+        });
+      }
+      EXPECT_EQ(cudaMemcpyAsync(places[rank].data(), parts[rank].data(), kCount * sizeof(float),
+                                cudaMemcpyHostToDevice, stream),
+                cudaSuccess);
+      AllReduceNormParams params;
+      for (int r = 0; r < 2; ++r) params.parts[r] = places[r].data();
+      params.signals = signals.of_rank[rank].data();
+      params.peer_signals = signals.of_rank[1 - rank].data();
+      params.called_off = signals.called_off;
+      params.residual = residual[rank].data();
+      params.num_tokens = kTokens;
+      params.width = kWidth;
+      EXPECT_EQ(AllReduceNorm(params, stream), cudaSuccess);
+      if (rank != late) {
+        EnqueueHostWork(stream, [&] {
+          gone = true;
+          return cudaSuccess;
+        });
+      }
+    });
+    EXPECT_GT(NumPeerWaits(), waits);
+    for (const auto& of_rank : residual) ASSERT_EQ(of_rank.Get(), want);
   }
 }
 

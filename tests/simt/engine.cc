@@ -79,6 +79,7 @@ struct Shared {
   // Kernels and what they may use of dynamic shared memory.
   std::vector<std::pair<const void*, size_t>> dynamic_limits;
   std::atomic<uint64_t> blocks{0};  // numbers them, so that no two of any engine have the same
+  std::atomic<uint64_t> peer_waits{0};
 };
 
 Shared& TheShared() {
@@ -522,6 +523,7 @@ void Engine::ResetFibers(BlockResources* resources) {
 void Engine::YieldToPeer(Thread* self) {
   constexpr auto kPause = std::chrono::microseconds(20);
   constexpr uint64_t kMost = std::chrono::minutes(1) / kPause;
+  ++TheShared().peer_waits;
   if (++peer_yields_ > kMost) Fail(self->site, "deadlock: the other device does not come");
   std::this_thread::sleep_for(kPause);
   Yield(self);
@@ -623,6 +625,7 @@ void Stats::Add(const Stats& other) {
 
 Config& GetConfig() { return TheShared().config; }
 Stats& GetStats() { return TheShared().stats; }
+uint64_t NumPeerWaits() { return TheShared().peer_waits; }
 const std::string& LastReport() { return TheShared().report; }
 
 void Fail(const Site& site, const char* format, ...) {

@@ -59,6 +59,8 @@ struct Stats {
 Config& GetConfig();
 // Of all launches that have ended.
 Stats& GetStats();
+// How often threads have waited for a kernel on another device, also of launches that run.
+uint64_t NumPeerWaits();
 // What went wrong in the last launch that failed: one line, then the waiting threads of a deadlock.
 const std::string& LastReport();
 

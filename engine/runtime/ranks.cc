@@ -39,9 +39,9 @@ absl::Status Ranks::SetUp(int rank) {
 
 Ranks::~Ranks() {
   // What a rank has on a device is given back by its thread, when no other computes with it.
-  threads_.Run([&](int rank) {
-    if (ranks_[rank].backend != nullptr) ranks_[rank].backend->Synchronize().IgnoreError();
-  });
+  OnEach([&](int rank) {
+    return ranks_[rank].backend != nullptr ? ranks_[rank].backend->Synchronize() : absl::OkStatus();
+  }).IgnoreError();
   threads_.Run([&](int rank) {
     ranks_[rank].model.reset();
     ranks_[rank].backend.reset();

@@ -128,7 +128,7 @@ TEST_P(RowKernels, QuantizeRows) {
       const std::vector<float> in = random.Values(static_cast<size_t>(tokens) * width, 3.0f);
       DeviceArray<float> in_f32(in);
       DeviceArray<uint16_t> in_bf16(ToBf16(in));
-      Rows out(out_element, tokens, width);
+      DeviceRows out(out_element, tokens, width);
       ASSERT_EQ(ops::cuda::QuantizeRows(
                     {.rows = element == Element::kF32 ? static_cast<void*>(in_f32.data())
                                                       : in_bf16.data(),

@@ -24,6 +24,7 @@ constexpr float kEps = 1e-6f;
 
 // job(rank, stream) on each rank's thread, its device the current one; waits for both devices.
 void OnBothDevices(const std::function<void(int rank, cudaStream_t stream)>& job) {
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // arrays are filled on another stream
   const auto run = [&](int rank) {
     EXPECT_EQ(cudaSetDevice(rank), cudaSuccess);
     cudaStream_t stream;

@@ -578,16 +578,16 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 
 // ---- Device, errors, functions
 // --------------------------------------------------------------------
+// (A device is locked while its kernels run, and they may wait for the very thread that calls: what
+// only asks or chooses does without the lock.)
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  Locked l;
-  *count = std::min(l.runtime.config.num_devices, baton::simt::kMaxDevices);
-  return *count > 0 ? cudaSuccess : l.runtime.Note(cudaErrorNoDevice);
+  *count = std::min(TheProcess().config.num_devices, baton::simt::kMaxDevices);
+  return *count > 0 ? cudaSuccess : Locked().runtime.Note(cudaErrorNoDevice);
 }
 
 cudaError_t cudaSetDevice(int device) {
-  Locked l;
-  if (!baton::simt::IsDevice(device)) return l.runtime.Note(cudaErrorInvalidDevice);
+  if (!baton::simt::IsDevice(device)) return Locked().runtime.Note(cudaErrorInvalidDevice);
   baton::simt::SetThreadContext(device);
   return cudaSuccess;
 }
@@ -598,10 +598,9 @@ cudaError_t cudaGetDevice(int* device) {
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
-  Locked l;
   if (!baton::simt::IsDevice(device) || !baton::simt::IsDevice(peer))
-    return l.runtime.Note(cudaErrorInvalidDevice);
-  *can = device != peer && l.runtime.config.peer_access;
+    return Locked().runtime.Note(cudaErrorInvalidDevice);
+  *can = device != peer && TheProcess().config.peer_access;
   return cudaSuccess;
 }
 
@@ -615,12 +614,11 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-  Locked l;
   std::memset(properties, 0, sizeof(*properties));
   std::strcpy(properties->name, "emulated");
   properties->major = 9;
   properties->multiProcessorCount = 4;
-  properties->totalGlobalMem = l.runtime.config.total_bytes;
+  properties->totalGlobalMem = TheProcess().config.total_bytes;
   properties->sharedMemPerBlockOptin = baton::simt::GetConfig().shared_limit;
   return cudaSuccess;
 }

@@ -12,6 +12,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "engine/ops/cuda"
 TESTS = {"sample": ("simt_sample", "*SampleKernelTest*"), "rms_norm": ("simt_kernels", "*RowKernels*RmsNorm*"),
+         "all_reduce_norm": ("simt_kernels", "*AllReduce*"),
          "decode_attention": ("simt_kernels", "*AttentionKernels.Decode*:*AttentionKernels.Verify*:*AttentionKernels.ANan*"),
          "prefill_attention": ("simt_kernels", "*AttentionKernels.Prefill*")}
 # Barriers whose loss cannot be seen here, by the line they stand before or behind, and why: no caller of today needs them, or only

@@ -69,7 +69,7 @@ def _(k, m, a):
 
 @rule(r"nanosleep\.u32")
 def _(k, m, a):
-    return "__nanosleep(1);"
+    return "YieldToPeer(Site::current());"  # kernels sleep where they wait for another device
 
 
 # ---- Moves, memory --------------------------------------------------------------------------------------------------------------
@@ -125,6 +125,16 @@ def _(k, m, a):
     k.require(len(parts) == int(m[2] or 1), "the vector has another size")
     values = ", ".join(k.read(part, m[3]) for part in parts)
     return f"ptx::Store<{CPP_TYPES[m[3]]}, {len(parts)}>({k.address(a[0], m[1])}, {{{values}}});"
+
+
+@rule(r"ld\.acquire\.sys\.global\.([bus](?:32|64))")
+def _(k, m, a):
+    return k.write(a[0], m[1], f"ptx::LoadAcquire<{CPP_TYPES[m[1]]}>({k.address(a[1], 'global')})")
+
+
+@rule(r"st\.release\.sys\.global\.([bus](?:32|64))")
+def _(k, m, a):
+    return f"ptx::StoreRelease<{CPP_TYPES[m[1]]}>({k.address(a[0], 'global')}, {k.read(a[1], m[1])});"
 
 
 ATOMICS = {"add": "old + v", "min": "v < old ? v : old", "max": "old < v ? v : old", "and": "old & v", "or": "old | v",

@@ -73,6 +73,17 @@ inline void Store(unsigned char* address,
   CheckAligned(address, sizeof(T) * kCount, site);
   for (int i = 0; i < kCount; ++i) reinterpret_cast<T*>(address)[i] = values[i];
 }
+// Words that another device reads and writes.
+template <typename T>
+inline T LoadAcquire(const unsigned char* address, Site site = Site::current()) {
+  CheckAligned(address, sizeof(T), site);
+  return __atomic_load_n(reinterpret_cast<const T*>(address), __ATOMIC_ACQUIRE);
+}
+template <typename T>
+inline void StoreRelease(unsigned char* address, T value, Site site = Site::current()) {
+  CheckAligned(address, sizeof(T), site);
+  __atomic_store_n(reinterpret_cast<T*>(address), value, __ATOMIC_RELEASE);
+}
 template <typename T, typename F>
 inline T Atomic(unsigned char* address, F update, Site site = Site::current()) {
   CheckAligned(address, sizeof(T), site);

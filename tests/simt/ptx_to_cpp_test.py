@@ -73,6 +73,12 @@ class PtxToCppTest(unittest.TestCase):
         self.assertIn("ptx::As<int32_t>(v_r1) < ptx::As<int32_t>(v_r2)", translate("setp.lt.s32 %p1, %r1, %r2;"))
         self.assertIn("(v_r1 < v_r2) & v_p2", translate("setp.lt.and.u32 %p1, %r1, %r2, %p2;"))
 
+    def test_words_of_another_device_are_atomic(self):
+        self.assertIn("v_r1 = static_cast<uint32_t>(ptx::LoadAcquire<uint32_t>(ptx::Pointer(", translate("ld.acquire.sys.global.u32 %r1, [%rd1];"))
+        self.assertIn("ptx::StoreRelease<uint32_t>(ptx::Pointer(", translate("st.release.sys.global.u32 [%rd1], %r1;"))
+        self.refused("ld.acquire.gpu.global.u32 %r1, [%rd1];", "unknown instruction ld.acquire.gpu")
+        self.refused("ld.relaxed.sys.global.u32 %r1, [%rd1];", "unknown instruction ld.relaxed.sys")
+
     def test_predicates_scopes_and_labels(self):
         code = translate("$L__BB0_1:", "{ .reg .b32 %t;", "mov.b32 %t, %r1; }", "@!%p1 bra $L__BB0_1;")
         self.assertIn("L_L__BB0_1:;", code)

@@ -81,9 +81,9 @@ ops::BackendOptions Ranks::OptionsOfRank(int rank) const {
 absl::Status Ranks::Load(const model::Checkpoint& checkpoint) {
   std::vector<model::Weights> weights(ranks_.size());
   BATON_RETURN_IF_ERROR(OnEach([&](int rank) -> absl::Status {
-    BATON_ASSIGN_OR_RETURN(
-        weights[rank], model::LoadWeights(checkpoint, ranks_[rank].shard, options_.weight_dtype,
-                                          *ranks_[rank].backend));
+    BATON_ASSIGN_OR_RETURN(weights[rank],
+                           model::LoadWeights(checkpoint, ranks_[rank].shard, options_.weight_dtype,
+                                              *ranks_[rank].backend));
     return absl::OkStatus();
   }));
   const std::shared_ptr<const ops::Matrix> embed = weights[0].embed, head = weights[0].head;

@@ -287,7 +287,7 @@ def test_two_ranks_verify_what_a_draft_model_on_one_device_proposes(two_devices,
 @pytest.mark.parametrize("devices,peers,flags,message", [
     ("1", "1", [], "rank 1 of tp=2: cuda: there is no device 1: devices=1"),
     ("2", "0", [], "cuda: device 0 has no peer access to device 1, which tp=2 needs"),
-    ("2", "1", [CUDA_IPC], "the KV cache lies on several devices"),
+    ("2", "1", ["--require-transport=cuda_ipc"], "the KV cache lies on several devices"),
 ])
 def test_what_two_ranks_need_of_devices_is_said_at_start(tmp_path, devices, peers, flags, message):
     run = subprocess.run([EMULATED / "baton-decode", f"--model={MODELS / 'chain'}", "--device=cuda", "--tp=2", "--listen=127.0.0.1:0",
@@ -309,7 +309,7 @@ def test_a_device_and_two_do_not_meet_where_cuda_ipc_is_required(monkeypatch):
     monkeypatch.setenv("BATON_EMULATED_STREAMS", STREAM_SEED)
     monkeypatch.setenv("BATON_EMULATED_DEVICES", "2")
     with harness.Service(MODELS / "chain", worker_bin=EMULATED, kv_blocks=40, worker_flags=("--device=cuda", "--weight-dtype=bf16"),
-                         prefill_flags=(CUDA_IPC,), decode_flags=("--tp=2",), wait=False) as service:
+                         prefill_flags=("--require-transport=cuda_ipc",), decode_flags=("--tp=2",), wait=False) as service:
         code, details = service.refusal(service.request(ids=[1, 2, 3], sampling={"max_tokens": 8}))
         assert code == grpc.StatusCode.FAILED_PRECONDITION and "cuda_ipc" in details, (code, details)
 

@@ -1,5 +1,6 @@
 // The all-reduce of two ranks, on two emulated devices that run at the same time.
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <functional>
@@ -20,7 +21,7 @@ using ops::cuda::AllReduceNorm;
 using ops::cuda::AllReduceNormParams;
 using ops::cuda::kReduceSignals;
 
-constexpr float kEps = 1e-6f;
+constexpr float kReduceEps = 1e-6f;
 
 // job(rank, stream) on each rank's thread, its device the current one; waits for both devices.
 void OnBothDevices(const std::function<void(int rank, cudaStream_t stream)>& job) {
@@ -86,7 +87,7 @@ class AllReduce : public ScheduleTest {
       double squares = 0;
       for (int i = 0; i < width; ++i)
         squares += double{residual[t * width + i]} * residual[t * width + i];
-      const double scale = 1 / std::sqrt(squares / width + kEps);
+      const double scale = 1 / std::sqrt(squares / width + kReduceEps);
       for (int i = 0; i < width; ++i)
         normed[t * width + i] = residual[t * width + i] * scale * weight[i];
     }
@@ -110,7 +111,7 @@ class AllReduce : public ScheduleTest {
         params.out = out[rank].view();
         params.num_tokens = tokens;
         params.width = width;
-        params.eps = kEps;
+        params.eps = kReduceEps;
         EXPECT_EQ(AllReduceNorm(params, stream), cudaSuccess);
       }
     });
@@ -225,6 +226,30 @@ TEST_P(AllReduce, EndsWhenItIsCalledOff) {
   });
   __atomic_store_n(signals.called_off, 1, __ATOMIC_RELEASE);
   rank.join();
+}
+
+// Between this rank's word and its look at the other's, the other one may have come, gone, and come
+// again for the next round.
+TEST_P(AllReduce, APeerThatIsARoundAheadHasCome) {
+  for (const uint32_t done : {0u, 6u, ~0u - 1, ~0u}) {  // rounds wrap
+    Signals signals;
+    std::vector<uint32_t> words(kReduceSignals, done);
+    std::fill(words.begin() + kReduceSignals / 2, words.end(), done + 2);
+    signals.of_rank[0].Set(words);
+    DeviceArray<float> part(std::vector<float>(64, 1)), residual(std::vector<float>(64, 0));
+    AllReduceNormParams params;
+    params.parts[0] = params.parts[1] = part.data();
+    params.signals = signals.of_rank[0].data();
+    params.peer_signals = signals.of_rank[1].data();
+    params.called_off = signals.called_off;
+    params.residual = residual.data();
+    params.num_tokens = 8;
+    params.width = 8;
+    EXPECT_EQ(AllReduceNorm(params, nullptr), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << LastReport();
+    EXPECT_EQ(residual.Get(), std::vector<float>(64, 2));
+    EXPECT_EQ(signals.of_rank[1].Get()[kReduceSignals / 2], done + 1) << "told of this round";
+  }
 }
 
 TEST(AllReduceLauncher, RefusesWhatTheKernelCannotBear) {

@@ -29,7 +29,12 @@ __device__ __forceinline__ void MeetPeer(const AllReduceNormParams& p) {
     own[0] = round;
     gpu::StoreReleaseSystem(p.peer_signals + kReduceBlocksMax + blockIdx.x, round);
     const uint32_t* told = own + kReduceBlocksMax;
-    for (int look = 1; gpu::LoadAcquireSystem(told) != round; ++look) {
+    // The peer may be a round ahead by the time of this look: it has been told of this one, and
+    // need not wait for it to be over. (The difference is signed, since rounds wrap.)
+    const auto has_come = [&] {
+      return static_cast<int32_t>(gpu::LoadAcquireSystem(told) - round) >= 0;
+    };
+    for (int look = 1; !has_come(); ++look) {
       if (look % kLooks == 0 && gpu::LoadAcquireSystem(p.called_off) != 0) break;
       gpu::WaitForPeer();
     }

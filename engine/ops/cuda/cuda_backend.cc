@@ -117,12 +117,13 @@ class CudaBackend : public Backend {
     constexpr size_t kStagingBytes = size_t{4} << 20;
     const int rows_at_once = static_cast<int>(
         std::clamp<size_t>(kStagingBytes / row_bytes, 1, static_cast<size_t>(source.rows)));
-    std::vector<float> row(source.cols);
+    std::vector<float> whole(source.source_cols());
+    const auto row = absl::MakeConstSpan(whole).subspan(source.first_col, source.cols);
     std::vector<uint8_t> staging(rows_at_once * row_bytes);
     for (int first = 0; first < source.rows; first += rows_at_once) {
       const int rows = std::min(rows_at_once, source.rows - first);
       for (int r = 0; r < rows; ++r) {
-        source.read_row(first + r, row.data());
+        source.read_row(first + r, whole.data());
         EncodeRow(row, staging.data() + r * row_bytes);
       }
       BATON_RETURN_IF_ERROR(
@@ -368,8 +369,8 @@ class CudaBackend : public Backend {
       unsummed_ = &out;
       unsummed_tokens_ = num_tokens;
     }
-    return Multiply(in, num_tokens, weight,
-                    {.out = Element::kF32, .accumulate = group_ == nullptr}, nullptr, to);
+    return Multiply(in, num_tokens, weight, {.out = Element::kF32, .accumulate = group_ == nullptr},
+                    nullptr, to);
   }
 
   absl::Status GateUpSilu(const Activation& x,
@@ -555,7 +556,7 @@ class CudaBackend : public Backend {
 
   absl::Status Drain() { return CudaStatus(cudaStreamSynchronize(stream_), "synchronize"); }
 
-  void EncodeRow(const std::vector<float>& row, uint8_t* out) const {
+  void EncodeRow(absl::Span<const float> row, uint8_t* out) const {
     if (linear_element_ == Element::kF32) {
       std::memcpy(out, row.data(), row.size() * sizeof(float));
       return;

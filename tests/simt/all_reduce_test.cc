@@ -128,9 +128,9 @@ TEST_P(AllReduce, BothDevicesHaveTheSumAndItsNorm) {
   Check(1, 8, Element::kF32, true, 1);
   Check(3, 128, Element::kFp8, true, 2);
   Check(5, 1032, Element::kBf16, true, 3);
-  Check(2, 2056, Element::kBf16, true, 2);  // two chunks a thread
-  Check(2, 16384, Element::kF32, true, 1);  // the most
-  Check(130, 64, Element::kBf16, true, 3);  // more tokens than blocks
+  Check(2, 2056, Element::kBf16, true, 2);   // two chunks a thread
+  Check(2, 16384, Element::kF32, true, 1);   // the most
+  Check(130, 512, Element::kBf16, true, 3);  // more tokens than blocks; two warps hold each
   Check(7, 192, Element::kF32, false, 4);
 }
 

@@ -166,7 +166,7 @@ class Kernel:
         number = len(self.symbols)
         self.symbols[match[3]] = (f"shared{number}", "u32")
         size = size_of(match[2]) * int(match[4] or 1)
-        self.emit(f"static SharedDeclaration declaration{number}; "
+        self.emit(f"static thread_local SharedDeclaration declaration{number}; "
                   f"const uint32_t shared{number} = ptx::StaticShared(&declaration{number}, {size}, {match[1] or size_of(match[2])});")
 
     def declare_local(self, match):

@@ -328,7 +328,7 @@ class Backend {
 
 // What `--device auto` takes here, and why: "cuda" where the program has the CUDA backend and the
 // first `num_devices` devices (one a rank), their driver and cuBLASLt can be used, else "cpu".
-// Looked up once. Thread-safe.
+// Looked up once for each number. Thread-safe.
 struct BackendChoice {
   std::string name;
   std::string reason;  // the device in words, or what is missing

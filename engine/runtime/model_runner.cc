@@ -80,10 +80,6 @@ class Runner : public ModelRunner {
   const model::Checkpoint& checkpoint() const override { return *checkpoint_; }
   const kv::KvLayout& layout() const override { return layout_; }
   base::Buffer& kv_pool() override { return kv_owner_ != nullptr ? kv_owner_->kv_pool() : pool_; }
-  uint8_t* computed_pool() override {
-    if (kv_owner_ != nullptr) return kv_owner_->computed_pool();
-    return device_pools_.empty() ? pool_.data() : device_pools_[0].data();
-  }
   uint8_t* computed_part(int rank) override {
     if (kv_owner_ != nullptr) return kv_owner_->computed_part(rank);
     return device_pools_.empty() ? ModelRunner::computed_part(rank) : device_pools_[rank].data();

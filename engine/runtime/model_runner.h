@@ -110,11 +110,10 @@ class ModelRunner {
   // The pool where it lies on a device and others can map it, else null. What another process has
   // written there counts by itself.
   virtual base::Buffer* device_pool() { return nullptr; }
-  // What steps read and write: on the device where the backend computes there, else kv_pool().
-  virtual uint8_t* computed_pool() { return kv_pool().data(); }
-  // A rank's part of that: on a device of its own where ranks compute on devices.
+  // What a rank's steps read and write: on the rank's device where the backend computes there, else
+  // its part of kv_pool().
   virtual uint8_t* computed_part(int rank) {
-    return computed_pool() + layout().BlockOffset(0, 0, rank);
+    return kv_pool().data() + layout().BlockOffset(0, 0, rank);
   }
   // Another process has written these blocks, all layers, into kv_pool().
   virtual absl::Status BlocksLanded(absl::Span<const kv::BlockId> blocks) {

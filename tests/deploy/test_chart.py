@@ -115,7 +115,7 @@ def test_the_crd_checker_finds_what_is_wrong():
 
 @pytest.mark.parametrize("settings, words", [
     ("router.replica=1", "replica"), ("layout=ring", "layout"), ("layout=slice,topology=single", "topology"), ("decode.gpus=3", "gpus"),
-    ("device=cuda,decode.gpus=0", "gpus"), ("ports.grpc=80", "grpc"), ("model.kvDtype=int3", "kvDtype"), ("image.digest=sha256:1", "digest"),
+    ("device=cuda,decode.gpus=0", "gpus"), ("device=cuda,decode.tp=2,decode.gpus=1", "gpus"), ("device=cuda,prefill.tp=2,prefill.gpus=1", "gpus"), ("ports.grpc=80", "grpc"), ("model.kvDtype=int3", "kvDtype"), ("image.digest=sha256:1", "digest"),
     ("tls.enabled=true", "secretName"), ("tls.enabled=true,tls.secretName=x", "serverName"),
     ("layout=lws,decode.autoscaling.enabled=true", "autoscaling"), ("decode.chunkTokens=32", "chunkTokens"), ("prefill.replicas=0", "replicas"), ("autoscaling.scaleDownStabilizationSeconds=1801", "scaleDownStabilizationSeconds"),
     ("model.volume.emptyDir.medium=Memory,model.volume.nfs.path=/", "volume"), ("decode.pdb.minAvailable=1,decode.pdb.maxUnavailable=1", "pdb"),

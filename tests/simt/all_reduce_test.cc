@@ -56,6 +56,20 @@ struct Signals {
   uint32_t* called_off;
 };
 
+// Rank 0 by itself: eight tokens of eight, each part the same.
+AllReduceNormParams RankAlone(Signals* signals,
+                              DeviceArray<float>* part,
+                              DeviceArray<float>* residual) {
+  AllReduceNormParams params;
+  params.parts[0] = params.parts[1] = part->data();
+  params.signals = signals->of_rank[0].data();
+  params.peer_signals = signals->of_rank[1].data();
+  params.called_off = signals->called_off;
+  params.residual = residual->data();
+  params.num_tokens = params.width = 8;
+  return params;
+}
+
 class AllReduce : public ScheduleTest {
  protected:
   void SetUp() override {
@@ -212,14 +226,7 @@ TEST_P(AllReduce, WaitsForTheRankThatIsLate) {
 TEST_P(AllReduce, EndsWhenItIsCalledOff) {
   Signals signals;
   DeviceArray<float> part(std::vector<float>(64, 1)), residual(std::vector<float>(64, 0));
-  AllReduceNormParams params;
-  params.parts[0] = params.parts[1] = part.data();
-  params.signals = signals.of_rank[0].data();
-  params.peer_signals = signals.of_rank[1].data();
-  params.called_off = signals.called_off;
-  params.residual = residual.data();
-  params.num_tokens = 8;
-  params.width = 8;
+  const AllReduceNormParams params = RankAlone(&signals, &part, &residual);
   std::thread rank([&] {
     EXPECT_EQ(AllReduceNorm(params, nullptr), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess) << LastReport();
@@ -237,14 +244,7 @@ TEST_P(AllReduce, APeerThatIsARoundAheadHasCome) {
     std::fill(words.begin() + kReduceSignals / 2, words.end(), done + 2);
     signals.of_rank[0].Set(words);
     DeviceArray<float> part(std::vector<float>(64, 1)), residual(std::vector<float>(64, 0));
-    AllReduceNormParams params;
-    params.parts[0] = params.parts[1] = part.data();
-    params.signals = signals.of_rank[0].data();
-    params.peer_signals = signals.of_rank[1].data();
-    params.called_off = signals.called_off;
-    params.residual = residual.data();
-    params.num_tokens = 8;
-    params.width = 8;
+    const AllReduceNormParams params = RankAlone(&signals, &part, &residual);
     EXPECT_EQ(AllReduceNorm(params, nullptr), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << LastReport();
     EXPECT_EQ(residual.Get(), std::vector<float>(64, 2));

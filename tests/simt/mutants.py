@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "engine/ops/cuda"
 TESTS = {"sample": ("simt_sample", "*SampleKernelTest*"), "rms_norm": ("simt_kernels", "*RowKernels*RmsNorm*"),
          "all_reduce_norm": ("simt_kernels", "*AllReduce*"),
+         "block_sum.h": ("simt_kernels", "*RowKernels*RmsNorm*"),
          "decode_attention": ("simt_kernels", "*AttentionKernels.Decode*:*AttentionKernels.Verify*:*AttentionKernels.ANan*"),
          "prefill_attention": ("simt_kernels", "*AttentionKernels.Prefill*")}
 # Barriers whose loss cannot be seen here, by the line they stand before or behind, and why: no caller of today needs them, or only
@@ -41,36 +42,42 @@ def fails(build, kernel, dropped):
     return run.returncode != 0
 
 
+def file_of(kernel):
+    return kernel if kernel.endswith(".h") else f"{kernel}.cu"
+
+
 def mutants(kernel):
     """(line, statement, whether it is spare, variables) of each mutant."""
-    text = (KERNELS / f"{kernel}.cu").read_text()
+    text = (KERNELS / file_of(kernel)).read_text()
     if text.count("AsyncWait<") > 1:
-        sys.exit(f"{kernel}.cu: of several waits none can be left out alone")
+        sys.exit(f"{file_of(kernel)}: of several waits none can be left out alone")
     for match in STATEMENT.finditer(text):
         line = text.count("\n", 0, match.start(1)) + 1
         waits = match[1].startswith("gpu::AsyncWait")
         around = {"behind": text[:match.start(1)].rstrip().split("\n")[-1], "before": text[match.end(1):].split("\n")[1]}
         spare = any((kernel, side, neighbour.strip()) in SPARE for side, neighbour in around.items())
-        yield line, match[1], spare, {"BATON_SIMT_DROP_WAITS": "1"} if waits else {"BATON_SIMT_DROP": f"cuda/{kernel}.cu:{line}"}
+        yield line, match[1], spare, {"BATON_SIMT_DROP_WAITS": "1"} if waits else {"BATON_SIMT_DROP": f"cuda/{file_of(kernel)}:{line}"}
 
 
 def main():
     build = pathlib.Path(sys.argv[1]).resolve()
-    without = [path.stem for path in KERNELS.glob("*.cu") if STATEMENT.search(path.read_text()) and path.stem not in TESTS]
+    known = {file_of(kernel) for kernel in TESTS}
+    without = [path.name for path in [*KERNELS.glob("*.cu"), *KERNELS.glob("*.h")]
+               if path.name not in known and STATEMENT.search(path.read_text())]
     if without:
         sys.exit(f"kernels with barriers and no tests here: {without}")
     survivors, count = [], 0
     for kernel in sys.argv[2:] or sorted(TESTS):
         if fails(build, kernel, {}):
-            sys.exit(f"{kernel}.cu: the tests fail without a mutant")
+            sys.exit(f"{file_of(kernel)}: the tests fail without a mutant")
         for line, statement, spare, dropped in mutants(kernel):
             dead = fails(build, kernel, dropped)
             count += 1
             wrong = dead == spare
-            print(f"{kernel}.cu:{line} without {statement} {'caught' if dead else 'survived'}"
+            print(f"{file_of(kernel)}:{line} without {statement} {'caught' if dead else 'survived'}"
                   f"{' as said: a spare one' if spare and not dead else ': WRONG' if wrong else ''}", flush=True)
             if wrong:
-                survivors.append(f"{kernel}.cu:{line}")
+                survivors.append(f"{file_of(kernel)}:{line}")
     print(f"{count - len(survivors)} of {count} mutants as they should be")
     sys.exit(1 if survivors or count == 0 else 0)
 

@@ -72,6 +72,9 @@ absl::Status DeviceGroup::BeginPass(cudaStream_t stream) {
   uint32_t* called_off = all_called_off_[rank_];
   if (__atomic_load_n(called_off, __ATOMIC_ACQUIRE) == 0) return absl::OkStatus();
   BATON_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream), "signals"));
+  // The peer's kernels write here too. A word that one of them left behind would count as one of a
+  // later round, so nothing is cleared before the last of them has ended.
+  BATON_RETURN_IF_ERROR(Barrier());
   BATON_RETURN_IF_ERROR(
       CudaStatus(cudaMemsetAsync(signals_.data(), 0, signals_.size(), stream), "signals"));
   BATON_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream), "signals"));

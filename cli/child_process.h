@@ -1,7 +1,7 @@
 #pragma once
 
-// A child process of `baton serve`: started, watched, stopped. It is told to stop when its parent
-// dies, however that happens.
+// Child processes of the tool: those of `baton serve`, started, watched, stopped, and told to stop
+// when their parent dies, however that happens; and short ones that are asked something.
 
 #include <sys/types.h>
 
@@ -12,6 +12,16 @@
 #include "absl/time/time.h"
 
 namespace baton::cli {
+
+// The folder of this program; ours lie side by side.
+std::string BinaryDir();
+
+struct ChildAnswer {
+  int exit_code = 0;   // 128 + the number of a signal that ended it
+  std::string errors;  // what it wrote to stderr, the first 64 KiB
+};
+// Runs a program to its end; `argv[0]` is its path. Errors: INTERNAL with the reason.
+absl::StatusOr<ChildAnswer> AskChild(const std::vector<std::string>& argv);
 
 // Thread-compatible. The destructor kills a child that is still running.
 class ChildProcess {

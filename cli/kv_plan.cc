@@ -121,6 +121,20 @@ std::string WantedTransport(const WorkerSettings& settings) {
   return required.empty() ? TextOr(settings, "kv_transport", "auto") : required;
 }
 
+// What the worker takes as a share, and warns of only where it has a GPU.
+void CheckGpuShare(const WorkerSettings& settings, Findings* findings) {
+  const auto found = settings.find("gpu_memory_utilization");
+  double share = 0;
+  if (found == settings.end()) return;
+  if (!absl::SimpleAtod(found->second, &share) || !(share > 0 && share <= 1)) {
+    findings->Error("--gpu-memory-utilization=\"", found->second,
+                    "\": must be above 0 and at most 1");
+  } else if (share > kMemoryWarning) {
+    findings->Warning("--gpu-memory-utilization=", found->second, ": above ", kMemoryWarning,
+                      " little is left for buffers, and for what others use");
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<KvPlan> PlanWorker(const model::ModelConfig& config,
@@ -179,6 +193,7 @@ std::vector<Finding> CheckWorker(const std::string& role,
                      plan->max_model_len, ": longer requests are refused");
   }
   CheckMemory(*plan, memory_bytes, &findings);
+  CheckGpuShare(settings, &findings);
   return findings.Take();
 }
 

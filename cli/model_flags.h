@@ -13,6 +13,7 @@ ABSL_DECLARE_FLAG(absl::optional<std::string>, weight_dtype);
 ABSL_DECLARE_FLAG(absl::optional<std::string>, kv_dtype);
 ABSL_DECLARE_FLAG(absl::optional<std::string>, kv_cache_bytes);
 ABSL_DECLARE_FLAG(absl::optional<std::string>, num_blocks);
+ABSL_DECLARE_FLAG(absl::optional<std::string>, gpu_memory_utilization);
 ABSL_DECLARE_FLAG(absl::optional<std::string>, max_model_len);
 ABSL_DECLARE_FLAG(absl::optional<std::string>, tp);
 ABSL_DECLARE_FLAG(absl::optional<std::string>, kv_transport);

@@ -43,6 +43,7 @@ WorkerSettings SettingsFromFlags() {
   add("kv_dtype", absl::GetFlag(FLAGS_kv_dtype));
   add("kv_cache_bytes", absl::GetFlag(FLAGS_kv_cache_bytes));
   add("num_blocks", absl::GetFlag(FLAGS_num_blocks));
+  add("gpu_memory_utilization", absl::GetFlag(FLAGS_gpu_memory_utilization));
   add("max_model_len", absl::GetFlag(FLAGS_max_model_len));
   add("tp", absl::GetFlag(FLAGS_tp));
   add("kv_transport", absl::GetFlag(FLAGS_kv_transport));

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <climits>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -65,8 +64,6 @@ ABSL_FLAG(absl::Duration,
 #define BATON_PASSED_ON(name, help) \
   ABSL_FLAG(absl::optional<std::string>, name, absl::nullopt, help)
 BATON_PASSED_ON(device, "auto, cpu, cuda or ref: where workers compute.");
-BATON_PASSED_ON(gpu_memory_utilization,
-                "Share of a GPU's memory in use once a worker has started.");
 BATON_PASSED_ON(verify_weights, "true: workers compare every byte of the weights.");
 BATON_PASSED_ON(chunk_tokens, "Most prompt tokens in one step.");
 BATON_PASSED_ON(max_batch, "Most sequences decoded in one step.");
@@ -154,15 +151,6 @@ void AppendTls(const process::TlsServerOptions& tls, std::vector<std::string>* a
   }
   argv->push_back("--tls-reload-interval=" + absl::FormatDuration(tls.reload_interval));
   if (tls.allow_plaintext) argv->push_back("--allow-plaintext");
-}
-
-std::string BinaryDir() {
-  char path[PATH_MAX];
-  const ssize_t size = readlink("/proc/self/exe", path, sizeof(path));
-  return size > 0 ? std::filesystem::path(std::string(path, static_cast<size_t>(size)))
-                        .parent_path()
-                        .string()
-                  : ".";
 }
 
 // Everything that runs for one `serve`. The destructor stops what is left, newest first: the router

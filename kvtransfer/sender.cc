@@ -16,6 +16,7 @@
 #include "kvtransfer/socket.h"
 #include "kvtransfer/transport.h"
 #include "kvtransfer/transport_terms.h"
+#include "kvtransfer/unreachable_transports.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -88,6 +89,7 @@ absl::StatusOr<Connected> TryOne(const worker::v1::TransportEndpoint& endpoint,
 struct Miss {
   std::string name;
   absl::Status why;
+  bool remembered = false;  // from an earlier meeting
 };
 
 std::vector<std::string> Reasons(const std::vector<Miss>& misses) {
@@ -110,6 +112,26 @@ void ReportFallback(const SenderOptions& options,
   if (options.on_fallback) options.on_fallback(fallback);
 }
 
+// What is known of a transport that would rather not be waited for. One that must be used is.
+absl::Status KnownToFail(const SenderOptions& options,
+                         const worker::v1::Hello& peer,
+                         const std::string& transport,
+                         bool required) {
+  if (options.unreachable == nullptr || required) return absl::OkStatus();
+  return options.unreachable->Find(peer.incarnation(), transport, *options.clock);
+}
+
+// The peer was reached after all.
+void NoteMisses(const SenderOptions& options,
+                const worker::v1::Hello& peer,
+                const std::vector<Miss>& misses) {
+  if (options.unreachable == nullptr) return;
+  for (const Miss& miss : misses) {
+    if (!miss.remembered)
+      options.unreachable->Note(peer.incarnation(), miss.name, miss.why, *options.clock);
+  }
+}
+
 // The first of the peer's transports that works here, in its order, or exactly the one required.
 absl::StatusOr<Connected> Connect(const SenderOptions& options, const worker::v1::Hello& peer) {
   const TransportTerms ours = OurTerms(options);
@@ -127,9 +149,15 @@ absl::StatusOr<Connected> Connect(const SenderOptions& options, const worker::v1
     if (!ours.required.empty() && ours.required != endpoint.name()) continue;
     if (std::find(ours.offers.begin(), ours.offers.end(), endpoint.name()) == ours.offers.end())
       continue;
+    absl::Status known = KnownToFail(options, peer, endpoint.name(), !ours.required.empty());
+    if (!known.ok()) {
+      misses.push_back({endpoint.name(), std::move(known), true});
+      continue;
+    }
     absl::StatusOr<Connected> connected = TryOne(endpoint, connect);
     if (connected.ok()) {
       ReportFallback(options, misses, endpoint.name());
+      NoteMisses(options, peer, misses);
       return connected;
     }
     misses.push_back({endpoint.name(), connected.status()});

@@ -24,6 +24,8 @@ namespace baton::kvtransfer {
 
 using TransferId = uint64_t;
 
+class UnreachableTransports;
+
 struct SenderOptions {
   const base::Clock* clock = &base::Clock::Real();
   // The prefill worker's KV pool, outlives the sender: on the host, on a device, or both, of which
@@ -37,6 +39,9 @@ struct SenderOptions {
   std::string transport = "auto";
   // This one or none, whatever else is offered: no silent fallback. Empty: any.
   std::string required_transport;
+  // What Create knows and notes of transports that nobody answered. Null: each meeting waits for
+  // all of them.
+  UnreachableTransports* unreachable = nullptr;
   // Create has taken another transport than the best one. Called in it; may be empty.
   std::function<void(const TransportFallback&)> on_fallback;
   // A unit without progress for max(this, 3x the predicted time) is stalled.

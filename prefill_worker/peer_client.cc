@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "kvtransfer/unreachable_transports.h"
 #include "prefill_worker/peer_session.h"
 #include "prefill_worker/peer_table.h"
 
@@ -21,13 +22,19 @@ constexpr absl::Duration kEndTimeout = absl::Milliseconds(100);
 
 struct PeerClient::Impl {
   explicit Impl(PeerClientOptions client_options)
-      : options(std::move(client_options)), table(options.max_peers) {}
+      : options(std::move(client_options)),
+        sender_options(options.sender),
+        table(options.max_peers) {
+    sender_options.unreachable = &unreachable;
+  }
 
   absl::StatusOr<PeerTable::Opened> Open(const std::string& address);
   void OpenThread(const std::string& address);
   void SessionEnded();
 
   const PeerClientOptions options;
+  kvtransfer::UnreachableTransports unreachable;
+  kvtransfer::SenderOptions sender_options;  // the options', with that
   mutable base::Mutex mutex;
   base::CondVar session_ended;
   PeerTable table ABSL_GUARDED_BY(mutex);
@@ -69,7 +76,7 @@ absl::StatusOr<PeerTable::Opened> PeerClient::Impl::Open(const std::string& addr
     BATON_ASSIGN_OR_RETURN(const worker::v1::Hello hello,
                            session->WaitForHello(options.hello_timeout));
     absl::StatusOr<std::unique_ptr<kvtransfer::Sender>> sender =
-        kvtransfer::Sender::Create(options.sender, hello, session.get());
+        kvtransfer::Sender::Create(sender_options, hello, session.get());
     // A worker that has just gone cannot be connected to either, and that is no misfit.
     if (absl::IsFailedPrecondition(sender.status()) && session->WaitForEnd(kEndTimeout)) {
       return absl::UnavailableError(sender.status().message());

@@ -245,11 +245,26 @@ def variable(name, label, query):
             "current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
 
 
+def fill_lines(content):
+    """Panels as wide as their lines allow: three to a line would leave one or two alone in the last."""
+    if any(panel.width != 8 for panel in content):
+        return
+    if len(content) % 3 == 2:
+        wide, width = content[-2:], 12
+    elif len(content) % 3 == 1:
+        wide, width = content[:4], 24 // min(4, len(content))
+    else:
+        return
+    for panel in wide:
+        panel.width = width
+
+
 def board(uid, title, rows):
     panels, panel_id, y = [], 1, 0
     for row, content in rows:
         panels.append({"id": panel_id, "type": "row", "title": row, "collapsed": False, "gridPos": {"h": 1, "w": 24, "x": 0, "y": y}, "panels": []})
         panel_id, y, x, height = panel_id + 1, y + 1, 0, 0
+        fill_lines(content)
         for panel in content:
             if x + panel.width > 24:
                 x, y, height = 0, y + height, 0

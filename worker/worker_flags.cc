@@ -124,6 +124,11 @@ ABSL_FLAG(
     "else would "
     "work; a pairing that cannot is refused with the reason. Empty: any of --kv-transport.");
 ABSL_FLAG(std::string, log_level, WorkerOptions{}.log_level, "debug, info, warning or error.");
+ABSL_FLAG(bool,
+          check_flags,
+          WorkerOptions{}.check_flags,
+          "Say what is wrong with the other flags and end, 0 where nothing is: what `baton "
+          "check-config` asks.");
 ABSL_FLAG(absl::Duration,
           test_load_delay,
           WorkerOptions{}.test_load_delay,
@@ -181,6 +186,7 @@ WorkerOptions WorkerOptionsFromFlags() {
   options.kv_transport = absl::GetFlag(FLAGS_kv_transport);
   options.require_transport = absl::GetFlag(FLAGS_require_transport);
   options.log_level = absl::GetFlag(FLAGS_log_level);
+  options.check_flags = absl::GetFlag(FLAGS_check_flags);
   options.test_load_delay = absl::GetFlag(FLAGS_test_load_delay);
   options.test_step_delay = absl::GetFlag(FLAGS_test_step_delay);
   options.test_block_hash_bits = absl::GetFlag(FLAGS_test_block_hash_bits);

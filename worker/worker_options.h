@@ -43,6 +43,7 @@ struct WorkerOptions {
   std::string kv_transport = "auto";  // auto, cuda_ipc, shm, tcp
   std::string require_transport;      // one of these; empty: any that kv_transport allows
   std::string log_level = "info";     // debug, info, warning, error
+  bool check_flags = false;           // say whether all of these can hold, and end
 
   // For tests only.
   absl::Duration test_load_delay;

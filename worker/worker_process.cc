@@ -28,13 +28,18 @@ std::string HttpAddress(const process::ServerProcess& server) {
   return absl::StrCat(grpc.substr(0, grpc.rfind(':')), ":", server.http_port());
 }
 
-// Metrics of the GPUs that compute. A worker serves without them.
-void ExportGpus(const WorkerOptions& options, const EngineHost& host, base::Metrics* metrics) {
+// Metrics of the GPUs that compute, as long as what it returns lives. A worker serves without them.
+std::unique_ptr<base::GpuExporter> ExportGpus(const WorkerOptions& options,
+                                              const EngineHost& host,
+                                              base::Metrics* metrics) {
   std::vector<std::string> ids = host.runner->device_ids();
   if (!options.test_gpu.empty()) ids.push_back(options.test_gpu);
-  if (ids.empty()) return;
-  const absl::Status exported = base::ExportGpuStats(ids, metrics);
-  if (!exported.ok()) BATON_LOG(Warning, "no gpu metrics", LogField("error", exported.message()));
+  if (ids.empty()) return nullptr;
+  absl::StatusOr<std::unique_ptr<base::GpuExporter>> exporter =
+      base::GpuExporter::Start(ids, metrics);
+  if (exporter.ok()) return *std::move(exporter);
+  BATON_LOG(Warning, "no gpu metrics", LogField("error", exporter.status().message()));
+  return nullptr;
 }
 
 absl::Status Serve(const WorkerOptions& options, WorkerRole* role) {
@@ -66,7 +71,8 @@ absl::Status Serve(const WorkerOptions& options, WorkerRole* role) {
 
   absl::StatusOr<EngineHost> host =
       LoadEngine(options, role->step_tokens(), role->max_logit_rows());
-  if (host.ok()) ExportGpus(options, *host, metrics.get());
+  std::unique_ptr<base::GpuExporter> gpus;
+  if (host.ok()) gpus = ExportGpus(options, *host, metrics.get());
   absl::Status started = host.status();
   if (host.ok())
     started = role->StartEngine(std::make_unique<EngineHost>(*std::move(host)), metrics.get(),
@@ -99,7 +105,7 @@ int RunWorker(const WorkerOptions& options, const absl::Status& role_options, Wo
   InitLogging(base::RoleName(role->role()), LogLevelOf(options.log_level));
   absl::Status status = ValidateOptions(options);
   if (status.ok()) status = role_options;
-  if (status.ok()) status = Serve(options, role);
+  if (status.ok() && !options.check_flags) status = Serve(options, role);
   if (status.ok()) return 0;
   BATON_LOG(Error, "cannot serve: ", status.message());
   return 1;

@@ -99,7 +99,7 @@ struct Assignment {
   std::string value;
 };
 
-// Splits the command line into assignments and positional words.
+// Splits the command line into assignments.
 class CommandLine {
  public:
   CommandLine(const FlagMap& flags, int argc, const char* const* argv)
@@ -108,13 +108,12 @@ class CommandLine {
   absl::Status Read(ParsedFlags* parsed) {
     for (int i = 1; i < argc_; ++i) {
       absl::string_view word = argv_[i];
-      if (word == "--") {
-        parsed->positional.insert(parsed->positional.end(), argv_ + i + 1, argv_ + argc_);
-        break;
+      if (!absl::ConsumePrefix(&word, "--") || word.empty()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("unexpected \"", argv_[i],
+                         "\": all that is said is a flag; a switch is turned off by --no-NAME"));
       }
-      if (!absl::ConsumePrefix(&word, "--")) {
-        parsed->positional.emplace_back(word);
-      } else if (word == "help") {
+      if (word == "help") {
         parsed->help = true;
       } else if (word == "version") {
         parsed->version = true;
@@ -229,7 +228,7 @@ FlagsOutcome HandleFlags(int argc,
     std::printf("baton %s\n", kVersion);
     return {};
   }
-  return {.go_on = true, .positional = std::move(parsed->positional)};
+  return {.go_on = true};
 }
 
 }  // namespace baton::base

@@ -16,14 +16,13 @@
 namespace baton::base {
 
 struct ParsedFlags {
-  std::vector<std::string> positional;
   bool help = false;     // --help was given
   bool version = false;  // --version was given
 };
 
 // Sets the flags that were defined in files whose path contains one of `sources` (all of ours if
 // empty). Errors: INVALID_ARGUMENT naming the flag, its bad value and what is accepted; unknown
-// flags and keys are errors.
+// flags and keys are errors, and so is any word that belongs to no flag.
 absl::StatusOr<ParsedFlags> ParseFlags(int argc,
                                        const char* const* argv,
                                        const std::vector<std::string>& sources);
@@ -41,7 +40,6 @@ std::string FlagsHelp(absl::string_view usage, const std::vector<std::string>& s
 struct FlagsOutcome {
   bool go_on = false;
   int exit_code = 0;
-  std::vector<std::string> positional;
 };
 FlagsOutcome HandleFlags(int argc,
                          const char* const* argv,

@@ -131,21 +131,47 @@ GpuSample GpuStats::Sample(int gpu) const {
   return sample;
 }
 
-absl::Status ExportGpuStats(const std::vector<std::string>& pci_ids, Metrics* metrics) {
-  BATON_ASSIGN_OR_RETURN(std::unique_ptr<GpuStats> opened, GpuStats::Open(pci_ids));
-  // Shared because a std::function must be copyable.
-  const std::shared_ptr<const GpuStats> stats = std::move(opened);
-  metrics->SetCollector([stats, metrics] {
-    for (int gpu = 0; gpu < stats->num_gpus(); ++gpu) {
-      const GpuSample sample = stats->Sample(gpu);
-      const std::string& name = stats->name(gpu);
-      SetIfKnown(metrics, GaugeId::kGpuMemoryUsed, name, sample.memory_used_bytes);
-      SetIfKnown(metrics, GaugeId::kGpuUtilization, name, sample.utilization_ratio);
-      SetIfKnown(metrics, GaugeId::kGpuMemoryBandwidth, name, sample.memory_bandwidth_ratio);
-      SetIfKnown(metrics, GaugeId::kGpuPower, name, sample.power_watts);
-    }
-  });
-  return absl::OkStatus();
+absl::StatusOr<std::unique_ptr<GpuExporter>> GpuExporter::Start(
+    const std::vector<std::string>& pci_ids,
+    Metrics* metrics,
+    absl::Duration interval,
+    const std::string& library) {
+  BATON_ASSIGN_OR_RETURN(std::unique_ptr<GpuStats> stats, GpuStats::Open(pci_ids, library));
+  return std::unique_ptr<GpuExporter>(new GpuExporter(std::move(stats), metrics, interval));
+}
+
+GpuExporter::GpuExporter(std::unique_ptr<GpuStats> stats, Metrics* metrics, absl::Duration interval)
+    : stats_(std::move(stats)), metrics_(metrics), interval_(interval) {
+  Export();
+  thread_ = std::thread([this] { Run(); });
+}
+
+GpuExporter::~GpuExporter() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  changed_.NotifyAll();
+  thread_.join();
+}
+
+void GpuExporter::Run() {
+  MutexLock lock(&mutex_);
+  while (!stopping_) {
+    changed_.WaitFor(&mutex_, interval_);
+    if (!stopping_) Export();
+  }
+}
+
+void GpuExporter::Export() const {
+  for (int gpu = 0; gpu < stats_->num_gpus(); ++gpu) {
+    const GpuSample sample = stats_->Sample(gpu);
+    const std::string& name = stats_->name(gpu);
+    SetIfKnown(metrics_, GaugeId::kGpuMemoryUsed, name, sample.memory_used_bytes);
+    SetIfKnown(metrics_, GaugeId::kGpuUtilization, name, sample.utilization_ratio);
+    SetIfKnown(metrics_, GaugeId::kGpuMemoryBandwidth, name, sample.memory_bandwidth_ratio);
+    SetIfKnown(metrics_, GaugeId::kGpuPower, name, sample.power_watts);
+  }
 }
 
 }  // namespace baton::base

@@ -6,12 +6,16 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 #include "engine/base/metrics.h"
+#include "engine/base/mutex.h"
 
 namespace baton::base {
 
@@ -47,8 +51,32 @@ class GpuStats {
   std::unique_ptr<Impl> impl_;
 };
 
-// Fills baton_gpu_* at every scrape from now on. Without the library they stay away; the status
-// says why.
-absl::Status ExportGpuStats(const std::vector<std::string>& pci_ids, Metrics* metrics);
+// Fills baton_gpu_* now and every `interval` on a thread of its own: drivers take their time, and a
+// scrape does not wait for them.
+class GpuExporter {
+ public:
+  // `metrics` outlives it. Errors: as Open. Without the library the metrics stay away.
+  static absl::StatusOr<std::unique_ptr<GpuExporter>> Start(
+      const std::vector<std::string>& pci_ids,
+      Metrics* metrics,
+      absl::Duration interval = absl::Seconds(1),
+      const std::string& library = "libnvidia-ml.so.1");
+  ~GpuExporter();
+  GpuExporter(const GpuExporter&) = delete;
+  GpuExporter& operator=(const GpuExporter&) = delete;
+
+ private:
+  GpuExporter(std::unique_ptr<GpuStats> stats, Metrics* metrics, absl::Duration interval);
+  void Export() const;
+  void Run();
+
+  const std::unique_ptr<GpuStats> stats_;
+  Metrics* const metrics_;
+  const absl::Duration interval_;
+  Mutex mutex_;
+  CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
 
 }  // namespace baton::base

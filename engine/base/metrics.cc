@@ -1,7 +1,8 @@
 #include "engine/base/metrics.h"
 
 #include <algorithm>
-#include <map>
+#include <atomic>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,8 +16,6 @@
 #include "engine/base/log.h"
 #include "engine/base/metrics_compat.h"
 #include "engine/base/metrics_series.h"
-#include "engine/base/metrics_text.h"
-#include "engine/base/mutex.h"
 #include "engine/base/process_stats.h"
 
 namespace baton::base {
@@ -29,6 +28,9 @@ constexpr unsigned kWorkers = kPrefill | kDecode;
 constexpr unsigned kAll = kRouter | kWorkers;
 
 using Buckets = std::vector<double>;
+
+// What a page may grow by until the next scrape, and the head that goes before it.
+constexpr size_t kPageSlackBytes = size_t{8} << 10;
 
 // The boundaries of vLLM and OpenTelemetry are among ours, so that their histograms can be derived
 // exactly; the others resolve what is fast.
@@ -48,6 +50,13 @@ const Buckets& OverheadBuckets() {
   static const auto* const kBuckets =
       new Buckets{1e-5,  2e-5,  3e-5,   5e-5, .000075, .0001, .00015, .0002,
                   .0003, .0005, .00075, .001, .002,    .005,  .01,    .05};
+  return *kBuckets;
+}
+// From what takes microseconds at best to what may take minutes.
+const Buckets& FineBuckets() {
+  static const auto* const kBuckets =
+      new Buckets{1e-5, 3e-5, 1e-4, 2e-4, 5e-4, .001, .002, .005, .01, .02, .05,
+                  .1,   .2,   .5,   1,    2,    5,    10,   20,   60,  300};
   return *kBuckets;
 }
 const Buckets& PhaseBuckets() {
@@ -94,6 +103,7 @@ struct MetricDef {
 };
 
 constexpr auto kOverhead = &OverheadBuckets;
+constexpr auto kFine = &FineBuckets;
 constexpr auto kTtft = &TtftBuckets;
 constexpr auto kItl = &ItlBuckets;
 constexpr auto kPhase = &PhaseBuckets;
@@ -130,7 +140,7 @@ struct Family {
   std::unique_ptr<SeriesTable<Impl>> series;   // of that family
   const MetricDef* def = nullptr;
 
-  Impl* Series(absl::Span<const absl::string_view> values) {
+  SeriesCell<Impl>* Series(absl::Span<const absl::string_view> values) {
     BATON_CHECK(family != nullptr, "metric of another role: ", def->name);
     return series->Add(LabelMap(values));
   }
@@ -213,38 +223,52 @@ absl::string_view RoleName(Role role) {
 }
 
 void Counter::Increment(double by) const {
-  if (impl_ != nullptr) impl_->Increment(by);
+  if (cell_ != nullptr) cell_->impl->Increment(by);
 }
-double Counter::value() const { return impl_ == nullptr ? 0 : impl_->Value(); }
+double Counter::value() const { return cell_ == nullptr ? 0 : cell_->impl->Value(); }
 
 void Gauge::Set(double value) const {
-  if (impl_ != nullptr) impl_->Set(value);
+  if (cell_ != nullptr) cell_->impl->Set(value);
 }
 void Gauge::Add(double by) const {
-  if (impl_ != nullptr) impl_->Increment(by);
+  if (cell_ != nullptr) cell_->impl->Increment(by);
 }
-double Gauge::value() const { return impl_ == nullptr ? 0 : impl_->Value(); }
+double Gauge::value() const { return cell_ == nullptr ? 0 : cell_->impl->Value(); }
 
 void Histogram::Observe(double value) const {
-  if (impl_ != nullptr) impl_->Observe(value);
+  if (cell_ == nullptr) return;
+  cell_->impl->Observe(value);
+  cell_->changes.fetch_add(1, std::memory_order_release);
 }
 uint64_t Histogram::count() const {
-  return impl_ == nullptr ? 0 : impl_->Collect().histogram.sample_count;
+  return cell_ == nullptr ? 0 : cell_->impl->Collect().histogram.sample_count;
 }
 double Histogram::sum() const {
-  return impl_ == nullptr ? 0 : impl_->Collect().histogram.sample_sum;
+  return cell_ == nullptr ? 0 : cell_->impl->Collect().histogram.sample_sum;
 }
 
 struct Metrics::Impl {
   Role role;
   std::string model_name;
-  bool vllm_aliases = false;
-  Mutex collector_mutex;
-  std::function<void()> collector ABSL_GUARDED_BY(collector_mutex);
   prometheus::Registry registry;
   std::vector<Family<prometheus::Counter>> counters;
   std::vector<Family<prometheus::Gauge>> gauges;
   std::vector<Family<prometheus::Histogram>> histograms;
+  // A page is about as long as the one before.
+  mutable std::atomic<size_t> page_bytes{size_t{128} << 10};
+
+  // Each family that this role exports.
+  template <typename Visit>
+  void ForEach(const Visit& visit) const {
+    const auto visit_all = [&](const auto& families) {
+      for (const auto& family : families) {
+        if (family.series != nullptr) visit(family);
+      }
+    };
+    visit_all(counters);
+    visit_all(gauges);
+    visit_all(histograms);
+  }
 };
 
 std::unique_ptr<Metrics> Metrics::Create(Role role, absl::string_view model_name) {
@@ -278,37 +302,22 @@ void Metrics::Remove(GaugeId id, absl::Span<const absl::string_view> labels) {
   family.series->Remove(family.LabelMap(labels));
 }
 
-void Metrics::SetCollector(std::function<void()> collector) {
-  MutexLock lock(&impl_->collector_mutex);
-  impl_->collector = std::move(collector);
-}
-
 Role Metrics::role() const { return impl_->role; }
 
-void Metrics::EnableVllmAliases() { impl_->vllm_aliases = true; }
+void Metrics::EnableVllmAliases() {
+  impl_->ForEach([this](const auto& family) {
+    std::optional<SeriesAlias> alias = VllmAlias(family.def->name, impl_->model_name);
+    if (alias) family.series->SetAlias(*std::move(alias));
+  });
+}
 
 std::string Metrics::Scrape() const {
-  {
-    MutexLock lock(&impl_->collector_mutex);
-    if (impl_->collector) impl_->collector();
-  }
   std::string out;
-  out.reserve(size_t{192} << 10);
-  std::vector<prometheus::MetricFamily> aliased;
-  const auto append = [&](const auto& families) {
-    for (const auto& family : families) {
-      if (family.series == nullptr) continue;
-      family.series->AppendTo(&out);
-      if (!impl_->vllm_aliases || !HasVllmAlias(family.def->name)) continue;
-      for (prometheus::MetricFamily& collected : family.family->Collect())
-        aliased.push_back(std::move(collected));
-    }
-  };
-  append(impl_->counters);
-  append(impl_->gauges);
-  append(impl_->histograms);
-  out += MetricsText(CollectProcessStats());
-  if (impl_->vllm_aliases) out += MetricsText(VllmAliases(aliased, impl_->model_name));
+  out.reserve(impl_->page_bytes.load() + kPageSlackBytes);
+  impl_->ForEach([&out](const auto& family) { family.series->AppendTo(&out); });
+  AppendProcessStats(&out);
+  impl_->ForEach([&out](const auto& family) { family.series->AppendAliasTo(&out); });
+  impl_->page_bytes.store(out.size());
   return out;
 }
 
@@ -317,18 +326,15 @@ std::string Metrics::ScrapeLite() const {
                                      GaugeId::kKvCacheUsageRatio,      GaugeId::kKvCacheInfo,
                                      GaugeId::kRouterRequestsInFlight, GaugeId::kRouterQueueDepth,
                                      GaugeId::kRouterWorkers};
-  std::vector<prometheus::MetricFamily> families;
+  std::string out;
+  std::string aliases;
   for (const GaugeId id : kIds) {
-    const auto* const family = impl_->gauges[static_cast<size_t>(id)].family;
-    if (family == nullptr) continue;
-    for (prometheus::MetricFamily& collected : family->Collect())
-      families.push_back(std::move(collected));
+    const auto& series = impl_->gauges[static_cast<size_t>(id)].series;
+    if (series == nullptr) continue;
+    series->AppendTo(&out);
+    series->AppendAliasTo(&aliases);
   }
-  if (impl_->vllm_aliases) {
-    for (prometheus::MetricFamily& family : VllmAliases(families, impl_->model_name))
-      families.push_back(std::move(family));
-  }
-  return MetricsText(families);
+  return out + aliases;
 }
 
 }  // namespace baton::base

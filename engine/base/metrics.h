@@ -3,7 +3,6 @@
 // Metrics of a process: typed handles over Prometheus. The table of all metrics is metrics_table.h.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +19,9 @@ class Histogram;
 }  // namespace prometheus
 
 namespace baton::base {
+
+template <typename Impl>
+struct SeriesCell;
 
 enum class Role : uint8_t { kRouter, kPrefill, kDecode };
 // "router", "prefill", "decode".
@@ -42,8 +44,8 @@ class Counter {
 
  private:
   friend class Metrics;
-  explicit Counter(prometheus::Counter* impl) : impl_(impl) {}
-  prometheus::Counter* impl_ = nullptr;
+  explicit Counter(SeriesCell<prometheus::Counter>* cell) : cell_(cell) {}
+  SeriesCell<prometheus::Counter>* cell_ = nullptr;
 };
 
 class Gauge {
@@ -55,8 +57,8 @@ class Gauge {
 
  private:
   friend class Metrics;
-  explicit Gauge(prometheus::Gauge* impl) : impl_(impl) {}
-  prometheus::Gauge* impl_ = nullptr;
+  explicit Gauge(SeriesCell<prometheus::Gauge>* cell) : cell_(cell) {}
+  SeriesCell<prometheus::Gauge>* cell_ = nullptr;
 };
 
 class Histogram {
@@ -69,8 +71,8 @@ class Histogram {
 
  private:
   friend class Metrics;
-  explicit Histogram(prometheus::Histogram* impl) : impl_(impl) {}
-  prometheus::Histogram* impl_ = nullptr;
+  explicit Histogram(SeriesCell<prometheus::Histogram>* cell) : cell_(cell) {}
+  SeriesCell<prometheus::Histogram>* cell_ = nullptr;
 };
 
 // All metrics of one process. Thread-safe.
@@ -102,10 +104,6 @@ class Metrics {
   // Takes a series away, for instance that of a peer that has gone. Its handles must not be used
   // any more.
   void Remove(GaugeId id, absl::Span<const absl::string_view> labels);
-
-  // Called before each full scrape, one at a time, to bring gauges up to date that are read
-  // somewhere. It must neither block nor take long.
-  void SetCollector(std::function<void()> collector);
 
   Role role() const;
   // Scrapes carry vLLM's names beside ours from now on (metrics_compat.h). Call it before the first

@@ -1,19 +1,16 @@
 #include "engine/base/metrics_compat.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
+
+#include "engine/base/metrics_text.h"
 
 namespace baton::base {
 namespace {
-
-using prometheus::ClientMetric;
-using prometheus::MetricFamily;
-using prometheus::MetricType;
 
 using Bounds = std::vector<double>;
 
@@ -128,102 +125,45 @@ std::vector<LabelRule> ParseRules(absl::string_view text) {
   return rules;
 }
 
-const std::string* FindLabel(const ClientMetric& metric, absl::string_view name) {
-  for (const ClientMetric::Label& label : metric.label) {
-    if (label.name == name) return &label.value;
-  }
-  return nullptr;
-}
-
-bool Carries(const ClientMetric& metric, absl::string_view only) {
+// "label=value", as one of `labels`.
+bool Carries(const prometheus::Labels& labels, absl::string_view only) {
   if (only.empty()) return true;
   const std::pair<std::string, std::string> sides = absl::StrSplit(only, '=');
-  const std::string* const value = FindLabel(metric, sides.first);
-  return value != nullptr && *value == sides.second;
+  const auto found = labels.find(sides.first);
+  return found != labels.end() && found->second == sides.second;
 }
 
-// The labels of the alias that `metric` goes to; false: to none.
-bool NewLabels(const ClientMetric& metric,
-               const std::vector<LabelRule>& rules,
-               std::vector<ClientMetric::Label>* labels) {
+// Adds the labels of the alias that a series with `labels` goes to; false: it goes to none.
+bool AppendNewLabels(const prometheus::Labels& labels,
+                     const std::vector<LabelRule>& rules,
+                     std::string* text) {
   for (const LabelRule& rule : rules) {
-    const std::string* const value = FindLabel(metric, rule.name);
-    if (value == nullptr) return false;
-    const auto found = rule.values.find(*value);
-    if (!rule.values.empty() && found == rule.values.end()) return false;
-    labels->push_back({rule.new_name, rule.values.empty() ? *value : found->second});
+    const auto value = labels.find(rule.name);
+    if (value == labels.end()) return false;
+    const auto mapped = rule.values.find(value->second);
+    if (!rule.values.empty() && mapped == rule.values.end()) return false;
+    AppendLabel(rule.new_name, rule.values.empty() ? value->second : mapped->second, text);
   }
   return true;
 }
 
-bool IsKept(double bound, const Bounds& bounds) {
-  return bounds.empty() || std::isinf(bound) ||
-         std::find(bounds.begin(), bounds.end(), bound) != bounds.end();
-}
-
-void AddHistogram(const ClientMetric::Histogram& from,
-                  const Bounds& bounds,
-                  ClientMetric::Histogram* to) {
-  const bool first = to->bucket.empty();
-  size_t i = 0;
-  for (const ClientMetric::Bucket& bucket : from.bucket) {
-    if (!IsKept(bucket.upper_bound, bounds)) continue;
-    if (first) to->bucket.push_back({0, bucket.upper_bound});
-    to->bucket[i++].cumulative_count += bucket.cumulative_count;
-  }
-  to->sample_count += from.sample_count;
-  to->sample_sum += from.sample_sum;
-}
-
-// By place in kAliases.
-const std::vector<std::vector<LabelRule>>& AliasRules() {
-  static const auto* const kRules = [] {
-    auto* const rules = new std::vector<std::vector<LabelRule>>();
-    for (const Alias& alias : kAliases) rules->push_back(ParseRules(alias.labels));
-    return rules;
-  }();
-  return *kRules;
-}
-
-MetricFamily Translate(const MetricFamily& family,
-                       const Alias& alias,
-                       const std::vector<LabelRule>& rules,
-                       const std::string& model_name) {
-  MetricFamily out{alias.to, family.help, family.type, {}};
-  for (const ClientMetric& metric : family.metric) {
-    std::vector<ClientMetric::Label> labels = {{"engine", "0"}, {"model_name", model_name}};
-    if (!Carries(metric, alias.only) || !NewLabels(metric, rules, &labels)) continue;
-    auto found = std::find_if(out.metric.begin(), out.metric.end(),
-                              [&](const ClientMetric& m) { return m.label == labels; });
-    if (found == out.metric.end()) {
-      found = out.metric.emplace(out.metric.end());
-      found->label = std::move(labels);
-    }
-    found->counter.value += metric.counter.value;
-    found->gauge.value += metric.gauge.value;
-    if (family.type == MetricType::Histogram)
-      AddHistogram(metric.histogram, alias.bounds(), &found->histogram);
-  }
-  return out;
-}
-
 }  // namespace
 
-bool HasVllmAlias(absl::string_view name) {
-  return std::any_of(std::begin(kAliases), std::end(kAliases),
-                     [name](const Alias& alias) { return name == alias.from; });
-}
-
-std::vector<MetricFamily> VllmAliases(const std::vector<MetricFamily>& families,
-                                      const std::string& model_name) {
-  std::vector<MetricFamily> out;
-  for (size_t i = 0; i < std::size(kAliases); ++i) {
-    for (const MetricFamily& family : families) {
-      if (family.name != kAliases[i].from) continue;
-      out.push_back(Translate(family, kAliases[i], AliasRules()[i], model_name));
-    }
-  }
-  return out;
+std::optional<SeriesAlias> VllmAlias(absl::string_view name, const std::string& model_name) {
+  const auto* const alias = std::find_if(std::begin(kAliases), std::end(kAliases),
+                                         [name](const Alias& a) { return name == a.from; });
+  if (alias == std::end(kAliases)) return std::nullopt;
+  std::string constant;
+  AppendLabel("engine", "0", &constant);
+  AppendLabel("model_name", model_name, &constant);
+  return SeriesAlias{alias->to, alias->bounds(),
+                     [constant, rules = ParseRules(alias->labels), only = alias->only](
+                         const prometheus::Labels& labels) -> std::optional<std::string> {
+                       std::string text = constant;
+                       if (!Carries(labels, only) || !AppendNewLabels(labels, rules, &text))
+                         return std::nullopt;
+                       return text;
+                     }};
 }
 
 }  // namespace baton::base

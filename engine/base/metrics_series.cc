@@ -1,8 +1,10 @@
 #include "engine/base/metrics_series.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "prometheus/counter.h"
@@ -23,16 +25,6 @@ constexpr prometheus::MetricType kTypeOf =
     : std::is_same_v<Impl, prometheus::Counter> ? prometheus::MetricType::Counter
                                                 : prometheus::MetricType::Gauge;
 
-std::vector<std::string> BoundTails(std::vector<double> bounds) {
-  bounds.push_back(std::numeric_limits<double>::infinity());
-  std::vector<std::string> tails;
-  for (const double bound : bounds) {
-    AppendNumber(bound, &tails.emplace_back());
-    tails.back() += "\"} ";
-  }
-  return tails;
-}
-
 // Those of the whole family first, as prometheus-cpp itself has it.
 std::string LabelText(const prometheus::Labels& constant, const prometheus::Labels& own) {
   std::string text;
@@ -42,16 +34,119 @@ std::string LabelText(const prometheus::Labels& constant, const prometheus::Labe
   return text;
 }
 
+template <typename Impl>
+double SumOf(const std::vector<const SeriesCell<Impl>*>& cells) {
+  double sum = 0;
+  for (const SeriesCell<Impl>* cell : cells) sum += cell->impl->Value();
+  return sum;
+}
+
 }  // namespace
+
+template <typename Impl>
+LineTable<Impl>::LineTable(const std::string& name,
+                           const std::string& help,
+                           const std::vector<double>& bounds,
+                           const std::vector<double>& kept)
+    : name_(name), help_lines_(FamilyHead(name, help, kTypeOf<Impl>)) {
+  if constexpr (kIsHistogram<Impl>) {
+    std::vector<double> all = bounds;
+    all.push_back(std::numeric_limits<double>::infinity());
+    for (size_t i = 0; i < all.size(); ++i) {
+      const bool shown = kept.empty() || i == bounds.size() ||
+                         std::find(kept.begin(), kept.end(), all[i]) != kept.end();
+      if (!shown) continue;
+      kept_.push_back(i);
+      AppendNumber(all[i], &bound_tails_.emplace_back());
+      bound_tails_.back() += "\"} ";
+    }
+  }
+}
+
+template <typename Impl>
+void LineTable<Impl>::Add(const std::string& labels, const SeriesCell<Impl>* cell) {
+  const auto found = std::find_if(lines_.begin(), lines_.end(),
+                                  [&](const Line& line) { return line.labels == labels; });
+  Line& line = found != lines_.end() ? *found : lines_.emplace_back();
+  line.cells.push_back(cell);
+  line.text.clear();
+  line.labels = labels;
+  line.head = kIsHistogram<Impl>
+                  ? absl::StrCat(name_, "_bucket{", labels, labels.empty() ? "" : ",", "le=\"")
+                  : LineHead(name_, "", labels);
+}
+
+template <typename Impl>
+void LineTable<Impl>::Remove(const SeriesCell<Impl>* cell) {
+  for (Line& line : lines_) {
+    if (std::erase(line.cells, cell) > 0) line.text.clear();
+  }
+  std::erase_if(lines_, [](const Line& line) { return line.cells.empty(); });
+}
+
+template <typename Impl>
+void LineTable<Impl>::AppendTo(std::string* out) {
+  if (lines_.empty()) return;
+  out->append(help_lines_);
+  for (Line& line : lines_) {
+    // What comes in between goes into the text, perhaps, and makes it anew the next time.
+    const uint64_t mark = MarkOf(line);
+    if (line.text.empty() || line.mark != mark) {
+      Render(&line);
+      line.mark = mark;
+    }
+    out->append(line.text);
+  }
+}
+
+template <typename Impl>
+uint64_t LineTable<Impl>::MarkOf(const Line& line) {
+  if constexpr (kIsHistogram<Impl>) {
+    uint64_t changes = 0;
+    for (const SeriesCell<Impl>* cell : line.cells)
+      changes += cell->changes.load(std::memory_order_acquire);
+    return changes;
+  } else {
+    return std::bit_cast<uint64_t>(SumOf(line.cells));
+  }
+}
+
+template <typename Impl>
+void LineTable<Impl>::Render(Line* line) const {
+  std::string* const out = &line->text;
+  out->clear();
+  if constexpr (kIsHistogram<Impl>) {
+    std::vector<uint64_t> counts(kept_.size(), 0);
+    double sum = 0;
+    for (const SeriesCell<Impl>* cell : line->cells) {
+      const prometheus::ClientMetric::Histogram histogram = cell->impl->Collect().histogram;
+      for (size_t i = 0; i < kept_.size(); ++i)
+        counts[i] += histogram.bucket[kept_[i]].cumulative_count;
+      sum += histogram.sample_sum;
+    }
+    for (size_t i = 0; i < kept_.size(); ++i) {
+      out->append(line->head);
+      out->append(bound_tails_[i]);
+      AppendCount(counts[i], out);
+      out->push_back('\n');
+    }
+    out->append(LineHead(name_, "_sum", line->labels));
+    AppendNumber(sum, out);
+    out->push_back('\n');
+    out->append(LineHead(name_, "_count", line->labels));
+    AppendCount(counts.back(), out);
+  } else {
+    out->append(line->head);
+    AppendNumber(SumOf(line->cells), out);
+  }
+  out->push_back('\n');
+}
 
 template <typename Impl>
 SeriesTable<Impl>::SeriesTable(prometheus::Family<Impl>* family,
                                const std::string& help,
                                const std::vector<double>& bounds)
-    : family_(family),
-      bounds_(bounds),
-      help_lines_(FamilyHead(family->GetName(), help, kTypeOf<Impl>)),
-      bound_tails_(BoundTails(bounds)) {}
+    : family_(family), help_(help), bounds_(bounds), lines_(family->GetName(), help, bounds, {}) {}
 
 template <typename Impl>
 Impl* SeriesTable<Impl>::FindOrMake(const prometheus::Labels& labels) {
@@ -63,60 +158,56 @@ Impl* SeriesTable<Impl>::FindOrMake(const prometheus::Labels& labels) {
 }
 
 template <typename Impl>
-Impl* SeriesTable<Impl>::Add(const prometheus::Labels& labels) {
+SeriesCell<Impl>* SeriesTable<Impl>::Add(const prometheus::Labels& labels) {
   MutexLock lock(&mutex_);
   Impl* const impl = FindOrMake(labels);
-  if (!known_.insert(impl).second) return impl;
-  Series series{impl, LabelText(family_->GetConstantLabels(), labels), ""};
-  const std::string& name = family_->GetName();
-  if constexpr (kIsHistogram<Impl>) {
-    series.head =
-        absl::StrCat(name, "_bucket{", series.labels, series.labels.empty() ? "" : ",", "le=\"");
-  } else {
-    series.head = LineHead(name, "", series.labels);
-  }
-  series_.push_back(std::move(series));
-  return impl;
+  std::unique_ptr<Series>& series = series_[impl];
+  if (series != nullptr) return &series->cell;
+  series = std::make_unique<Series>();
+  series->labels = labels;
+  series->cell.impl = impl;
+  lines_.Add(LabelText(family_->GetConstantLabels(), labels), &series->cell);
+  AddToAlias(*series);
+  return &series->cell;
 }
 
 template <typename Impl>
 void SeriesTable<Impl>::Remove(const prometheus::Labels& labels) {
   MutexLock lock(&mutex_);
   Impl* const impl = FindOrMake(labels);
-  std::erase_if(series_, [impl](const Series& series) { return series.impl == impl; });
-  known_.erase(impl);
+  if (const auto found = series_.find(impl); found != series_.end()) {
+    lines_.Remove(&found->second->cell);
+    if (alias_lines_ != nullptr) alias_lines_->Remove(&found->second->cell);
+    series_.erase(found);
+  }
   family_->Remove(impl);
+}
+
+template <typename Impl>
+void SeriesTable<Impl>::SetAlias(SeriesAlias alias) {
+  MutexLock lock(&mutex_);
+  alias_ = std::move(alias);
+  alias_lines_ = std::make_unique<LineTable<Impl>>(alias_.name, help_, bounds_, alias_.bounds);
+  for (const auto& [impl, series] : series_) AddToAlias(*series);
+}
+
+template <typename Impl>
+void SeriesTable<Impl>::AddToAlias(const Series& series) {
+  if (alias_lines_ == nullptr) return;
+  const std::optional<std::string> labels = alias_.label_text(series.labels);
+  if (labels) alias_lines_->Add(*labels, &series.cell);
 }
 
 template <typename Impl>
 void SeriesTable<Impl>::AppendTo(std::string* out) const {
   MutexLock lock(&mutex_);
-  if (series_.empty()) return;
-  out->append(help_lines_);
-  for (const Series& series : series_) AppendSeries(series, out);
+  lines_.AppendTo(out);
 }
 
 template <typename Impl>
-void SeriesTable<Impl>::AppendSeries(const Series& series, std::string* out) const {
-  if constexpr (kIsHistogram<Impl>) {
-    const prometheus::ClientMetric::Histogram histogram = series.impl->Collect().histogram;
-    const size_t num_buckets = std::min(histogram.bucket.size(), bound_tails_.size());
-    for (size_t i = 0; i < num_buckets; ++i) {
-      out->append(series.head);
-      out->append(bound_tails_[i]);
-      AppendCount(histogram.bucket[i].cumulative_count, out);
-      out->push_back('\n');
-    }
-    out->append(LineHead(family_->GetName(), "_sum", series.labels));
-    AppendNumber(histogram.sample_sum, out);
-    out->push_back('\n');
-    out->append(LineHead(family_->GetName(), "_count", series.labels));
-    AppendCount(histogram.sample_count, out);
-  } else {
-    out->append(series.head);
-    AppendNumber(series.impl->Value(), out);
-  }
-  out->push_back('\n');
+void SeriesTable<Impl>::AppendAliasTo(std::string* out) const {
+  MutexLock lock(&mutex_);
+  if (alias_lines_ != nullptr) alias_lines_->AppendTo(out);
 }
 
 template class SeriesTable<prometheus::Counter>;

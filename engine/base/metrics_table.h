@@ -167,11 +167,11 @@
     "phase=prefill|decode|draft|verify|mixed",                                                    \
     kItl,                                                                                         \
     "Duration of one step.")                                                                      \
-  X(StepGap, "baton_step_gap_seconds", kWorkers, "", kTransferSeconds,                            \
+  X(StepGap, "baton_step_gap_seconds", kWorkers, "", kFine,                                       \
     "Between two steps with work: planning, drafting, drawing, sending.")                            \
   X(SpecDecodeAcceptLength, "baton_spec_decode_accept_length", kDecode, "", kAcceptLength,        \
     "Tokens that a step with drafts has given one sequence: the accepted ones and one more.")     \
-  X(KvAppend, "baton_kv_append_seconds", kWorkers, "", kItl,                                      \
+  X(KvAppend, "baton_kv_append_seconds", kWorkers, "", kFine,                                     \
     "Time of a request's prefill spent in the append kernel, where the backend measures it.")     \
   /* Hand-over. */                                                                                \
   X(KvAbortToFree, "baton_kv_abort_to_free_seconds", kWorkers, "", kPhase,                        \
@@ -206,7 +206,7 @@
   X(RouterTtftStage, "baton_router_ttft_stage_seconds", kRouter,                                  \
     "stage=tokenize|queue|reserve|prefill|prefill_queue|prefill_compute|append|forward|"          \
     "handover|first_decode",                                                                      \
-    kTtft,                                                                                        \
+    kFine,                                                                                        \
     "Parts of the time to first token; handover and first_decode follow it. prefill_* and "       \
     "append are parts of prefill.")                                                               \
   X(RouterTtftPredictionError, "baton_router_ttft_prediction_error_seconds", kRouter, "", kTtft,  \
@@ -216,11 +216,11 @@
     "The router's own time. dispatch: from reception until the workers were called, without the " \
     "wait for room. forward: from a message of a worker until it was given to the client's "      \
     "stream. total: dispatch and the mean forward of one request.")                               \
-  X(RouterDecisionDuration, "baton_router_decision_duration_seconds", kRouter, "", kItl,          \
+  X(RouterDecisionDuration, "baton_router_decision_duration_seconds", kRouter, "", kFine,         \
     "Time to choose workers.")                                                                    \
-  X(RouterTokenize, "baton_router_tokenize_seconds", kRouter, "", kItl,                           \
+  X(RouterTokenize, "baton_router_tokenize_seconds", kRouter, "", kFine,                          \
     "Time to render and encode a prompt.")                                                        \
-  X(RouterDetokenize, "baton_router_detokenize_seconds", kRouter, "", kItl,                       \
+  X(RouterDetokenize, "baton_router_detokenize_seconds", kRouter, "", kFine,                      \
     "Time spent making text over one answer.")                                                    \
   X(GrpcServerHandling, "grpc_server_handling_seconds", kAll,                                     \
     "grpc_type grpc_service grpc_method",                                                         \

@@ -8,8 +8,6 @@
 namespace baton::base {
 namespace {
 
-using prometheus::ClientMetric;
-using prometheus::MetricFamily;
 using prometheus::MetricType;
 
 void Append(absl::string_view text, std::string* out) { out->append(text.data(), text.size()); }
@@ -79,69 +77,6 @@ std::string FamilyHead(absl::string_view name,
   std::string out = absl::StrCat("# HELP ", name, " ");
   AppendEscaped(help, false, &out);
   absl::StrAppend(&out, "\n# TYPE ", name, " ", TypeName(type), "\n");
-  return out;
-}
-
-namespace {
-
-// `a="x",b="y"`, once a series.
-std::string LabelText(const ClientMetric& metric) {
-  std::string text;
-  for (const ClientMetric::Label& label : metric.label) AppendLabel(label.name, label.value, &text);
-  return text;
-}
-
-void AppendHistogram(const std::string& name,
-                     const std::string& labels,
-                     const ClientMetric::Histogram& histogram,
-                     std::string* out) {
-  const std::string head = name + "_bucket{" + labels + (labels.empty() ? "le=\"" : ",le=\"");
-  bool infinite = false;
-  for (const ClientMetric::Bucket& bucket : histogram.bucket) {
-    Append(head, out);
-    AppendNumber(bucket.upper_bound, out);
-    Append("\"} ", out);
-    AppendCount(bucket.cumulative_count, out);
-    out->push_back('\n');
-    infinite |= std::isinf(bucket.upper_bound);
-  }
-  if (!infinite) {
-    Append(head, out);
-    Append("+Inf\"} ", out);
-    AppendCount(histogram.sample_count, out);
-    out->push_back('\n');
-  }
-  out->append(LineHead(name, "_sum", labels));
-  AppendNumber(histogram.sample_sum, out);
-  out->push_back('\n');
-  out->append(LineHead(name, "_count", labels));
-  AppendCount(histogram.sample_count, out);
-  out->push_back('\n');
-}
-
-void AppendFamily(const MetricFamily& family, std::string* out) {
-  out->append(FamilyHead(family.name, family.help, family.type));
-  for (const ClientMetric& metric : family.metric) {
-    const std::string labels = LabelText(metric);
-    if (family.type == MetricType::Histogram) {
-      AppendHistogram(family.name, labels, metric.histogram, out);
-      continue;
-    }
-    out->append(LineHead(family.name, "", labels));
-    AppendNumber(family.type == MetricType::Counter ? metric.counter.value : metric.gauge.value,
-                 out);
-    out->push_back('\n');
-  }
-}
-
-}  // namespace
-
-std::string MetricsText(const std::vector<MetricFamily>& families) {
-  std::string out;
-  out.reserve(size_t{128} << 10);
-  for (const MetricFamily& family : families) {
-    if (!family.metric.empty()) AppendFamily(family, &out);
-  }
   return out;
 }
 

@@ -2,13 +2,11 @@
 
 // process_*: CPU, memory, descriptors, start time, under the names every Prometheus client uses.
 
-#include <vector>
-
-#include "prometheus/metric_family.h"
+#include <string>
 
 namespace baton::base {
 
-// Reads /proc. What cannot be read is left out.
-std::vector<prometheus::MetricFamily> CollectProcessStats();
+// Their lines in the text format 0.0.4. Reads /proc; what cannot be read is left out.
+void AppendProcessStats(std::string* out);
 
 }  // namespace baton::base

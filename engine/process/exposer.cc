@@ -4,7 +4,10 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "civetweb.h"
 
@@ -13,7 +16,10 @@ namespace {
 
 // Health probes and scrapes are short; a scrape that takes longer than this is cut.
 constexpr char kRequestTimeoutMs[] = "10000";
-constexpr char kThreads[] = "8";
+constexpr int kThreads = 16;
+// A connection that waits for its next request holds a thread; the other half is for new ones.
+constexpr int kKeptConnectionsMax = kThreads / 2;
+constexpr char kKeepAliveTimeoutMs[] = "500";
 
 const char* ReasonOf(int status) {
   switch (status) {
@@ -42,14 +48,17 @@ const char* ReasonOf(int status) {
   }
 }
 
-void Send(mg_connection* connection, const HttpPage& page, bool with_body) {
+// In one write, so that a small answer wakes its reader once. The body leaves with it.
+void Send(mg_connection* connection, HttpPage page, bool with_body, bool stays) {
+  if (!stays) mg_disable_connection_keep_alive(connection);
   const std::string head = absl::StrCat(
       "HTTP/1.1 ", page.status, " ", ReasonOf(page.status), "\r\nContent-Type: ", page.content_type,
       "\r\nContent-Length: ", page.body.size(),
-      "\r\nCache-Control: no-store\r\nConnection: close\r\n",
+      "\r\nCache-Control: no-store\r\nConnection: ", stays ? "keep-alive" : "close", "\r\n",
       page.status == 405 ? "Allow: GET, HEAD\r\n" : "", page.headers, "\r\n");
-  mg_write(connection, head.data(), head.size());
-  if (with_body) mg_write(connection, page.body.data(), page.body.size());
+  if (!with_body) page.body.clear();
+  page.body.insert(0, head);
+  mg_write(connection, page.body.data(), page.body.size());
 }
 
 std::string Header(mg_connection* connection, const char* name) {
@@ -70,10 +79,11 @@ bool ReadBody(mg_connection* connection, std::string* body) {
 }  // namespace
 
 void HttpResponder::Send(const HttpPage& page) {
-  baton::process::Send(connection_, page, with_body_);
+  baton::process::Send(connection_, page, with_body_, false);
 }
 
 void HttpResponder::Begin(const std::string& content_type) {
+  mg_disable_connection_keep_alive(connection_);
   Write(absl::StrCat("HTTP/1.1 200 OK\r\nContent-Type: ", content_type,
                      "\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
                      "Connection: close\r\n\r\n"));
@@ -92,11 +102,22 @@ absl::StatusOr<std::unique_ptr<Exposer>> Exposer::Start(const std::string& host,
   (void)kInitialised;
   std::unique_ptr<Exposer> exposer(new Exposer(host, std::move(pages), std::move(routes)));
   const std::string address = absl::StrCat(host, ":", port);
-  const char* options[] = {"listening_ports",    address.c_str(),   "num_threads", kThreads,
-                           "request_timeout_ms", kRequestTimeoutMs, nullptr};
+  const std::string threads = absl::StrCat(kThreads);
+  const char* options[] = {"listening_ports", address.c_str(), "num_threads", threads.c_str(),
+                           "request_timeout_ms", kRequestTimeoutMs, "enable_keep_alive", "yes",
+                           "keep_alive_timeout_ms", kKeepAliveTimeoutMs,
+                           // Else the end of a second answer waits for the client's late ACK.
+                           "tcp_nodelay", "1", nullptr};
   mg_callbacks callbacks = {};
   callbacks.log_message = [](const mg_connection*, const char*) { return 1; };  // not to stderr
-  exposer->context_ = mg_start(&callbacks, nullptr, options);
+  callbacks.init_connection = [](const mg_connection* connection, void**) {
+    ++ExposerOf(connection)->num_connections_;
+    return 0;
+  };
+  callbacks.connection_closed = [](const mg_connection* connection) {
+    --ExposerOf(connection)->num_connections_;
+  };
+  exposer->context_ = mg_start(&callbacks, exposer.get(), options);
   if (exposer->context_ == nullptr) {
     return absl::UnavailableError(absl::StrCat("http: cannot listen on ", address));
   }
@@ -126,6 +147,26 @@ Exposer::~Exposer() {
   stopper.join();
 }
 
+Exposer* Exposer::ExposerOf(const mg_connection* connection) {
+  return static_cast<Exposer*>(mg_get_user_data(mg_get_context(connection)));
+}
+
+bool Exposer::MayStay(mg_connection* connection) const {
+  const char* const version = mg_get_request_info(connection)->http_version;
+  return num_connections_.load() <= kKeptConnectionsMax && version != nullptr &&
+         absl::string_view(version) == "1.1" &&
+         !absl::EqualsIgnoreCase(Header(connection, "Connection"), "close");
+}
+
+void Exposer::SendPage(mg_connection* connection,
+                       HttpPage page,
+                       absl::Duration spent,
+                       bool with_body) const {
+  absl::StrAppendFormat(&page.headers, "Server-Timing: page;dur=%.3f\r\n",
+                        absl::ToDoubleMilliseconds(spent));
+  Send(connection, std::move(page), with_body, MayStay(connection));
+}
+
 int Exposer::HandleRequest(mg_connection* connection, void* self) {
   const Exposer& exposer = *static_cast<Exposer*>(self);
   const Pages& pages = exposer.pages_;
@@ -144,11 +185,13 @@ int Exposer::HandleRequest(mg_connection* connection, void* self) {
       std::thread([&] { route->second(parts, &responder); }).join();
     }
   } else if (page == pages.end()) {
-    Send(connection, {404, "text/plain; charset=utf-8", "not found\n"}, method != "HEAD");
+    Send(connection, {404, "text/plain; charset=utf-8", "not found\n"}, method != "HEAD", false);
   } else if (method != "GET" && method != "HEAD") {
-    Send(connection, {405, "text/plain; charset=utf-8", "only GET and HEAD\n"}, true);
+    Send(connection, {405, "text/plain; charset=utf-8", "only GET and HEAD\n"}, true, false);
   } else {
-    Send(connection, page->second(), method == "GET");
+    const absl::Time begin = absl::Now();
+    HttpPage made = page->second();
+    exposer.SendPage(connection, std::move(made), absl::Now() - begin, method == "GET");
   }
   return 1;
 }

@@ -3,6 +3,7 @@
 // The HTTP port of a process: a handful of fixed pages (metrics, health), answered to GET and HEAD,
 // and routes that look at the request or answer in pieces.
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 struct mg_connection;
 struct mg_context;
@@ -55,8 +57,9 @@ class Exposer {
   using Routes = std::map<std::string, std::function<void(const HttpRequest&, HttpResponder*)>>;
 
   // `pages` by path, such as "/metrics". Other paths are 404, other methods 405. Port 0: any free
-  // one. `routes` are asked first, whatever the method. Errors: UNAVAILABLE when the port cannot be
-  // had.
+  // one. `routes` are asked first, whatever the method. After a page a client may ask for the next
+  // one over the same connection; it ends when nothing comes for half a second.
+  // Errors: UNAVAILABLE when the port cannot be had.
   static absl::StatusOr<std::unique_ptr<Exposer>> Start(const std::string& host,
                                                         int port,
                                                         Pages pages,
@@ -67,15 +70,26 @@ class Exposer {
   Exposer& operator=(const Exposer&) = delete;
 
   int port() const { return port_; }
+  // That are open now.
+  int num_connections() const { return num_connections_.load(); }
 
  private:
   Exposer(std::string host, Pages pages, Routes routes)
       : host_(std::move(host)), pages_(std::move(pages)), routes_(std::move(routes)) {}
+  static Exposer* ExposerOf(const mg_connection* connection);
   static int HandleRequest(mg_connection* connection, void* exposer);
+  // `page` took `spent` to make.
+  void SendPage(mg_connection* connection,
+                HttpPage page,
+                absl::Duration spent,
+                bool with_body) const;
+  // Whether the next request may come over the same connection: it holds a thread until then.
+  bool MayStay(mg_connection* connection) const;
 
   const std::string host_;
   const Pages pages_;
   const Routes routes_;
+  std::atomic<int> num_connections_{0};
   mg_context* context_ = nullptr;
   int port_ = 0;
 };

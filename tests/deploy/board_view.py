@@ -1,6 +1,7 @@
 """A dashboard as a picture, without Grafana: the JSON's panels, filled from a real Prometheus, as one HTML page with inline SVG."""
 import html
 import json
+import math
 import re
 
 LEFT = 82  # of a chart: room for its scale
@@ -44,7 +45,18 @@ def series_of(panel, query_range):
     return found
 
 
-def chart(series, unit, width, height, stacked):
+def round_up(value, unit):
+    """The top of a scale: a number that reads easily, halved too."""
+    step = 1024.0 if unit in ("bytes", "Bps") else 1000.0
+    base = step ** math.floor(math.log(value, step))
+    return next(n * base for n in (1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 800, step) if n * base >= value * 0.999999)
+
+
+def ago(seconds):
+    return "now" if seconds < 1 else f"-{seconds:.0f} s" if seconds < 120 else f"-{seconds / 60:.0f} min"
+
+
+def chart(series, unit, width, height, stacked, most=None):
     start = min(p[0][0] for _, p in series)
     end = max(max(p[-1][0] for _, p in series), start + 1)
     at = sorted({t for _, points in series for t, _ in points})
@@ -57,8 +69,10 @@ def chart(series, unit, width, height, stacked):
             lines.append((name, list(base.items())))
         else:
             lines.append((name, points))
-    top = max((v for _, points in lines for _, v in points), default=0) or 1.0
+    top = most or round_up(max((v for _, points in lines for _, v in points), default=0) or 1.0, unit)
     out = [f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}">']
+    for x, t, anchor in ((LEFT, start, "start"), ((LEFT + width) / 2, (start + end) / 2, "middle"), (width - 2, end, "end")):
+        out.append(f'<text x="{x:.1f}" y="{height - 2}" text-anchor="{anchor}">{ago(end - t)}</text>')
     for share in (0, 0.5, 1):
         y = height - 14 - share * (height - 24)
         out.append(f'<line x1="{LEFT}" x2="{width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e2e8f0"/><text x="{LEFT - 4}" y="{y + 3:.1f}" text-anchor="end">{html.escape(number(top * share, unit))}</text>')
@@ -124,7 +138,7 @@ def panel_html(panel, query_range):
         else:
             stacked = panel["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "normal"
             keys, rows = legend_html(series, unit, width)
-            body = chart(series, unit, width, height - 6 - 13 * rows, stacked) + keys
+            body = chart(series, unit, width, height - 6 - 13 * rows, stacked, panel["fieldConfig"]["defaults"].get("max")) + keys
     at = panel["gridPos"]
     style = f"left:{at['x'] * 50}px;top:{at['y'] * 30 + 40}px;width:{at['w'] * 50 - 6}px;height:{at['h'] * 30 - 6}px"
     return f'<section data-panel="{html.escape(panel["title"])}" data-series="{count}" style="{style}"><h3>{html.escape(panel["title"])}</h3>{body}</section>'

@@ -138,9 +138,14 @@ class Builder:
         self.root, self.directory = root, "/"
         run("debootstrap", "--variant=minbase", "bookworm", root)
         (root / "etc/resolv.conf").write_bytes(pathlib.Path("/etc/resolv.conf").read_bytes())
-        # The compiler's cache goes by content: what was compiled on this machine with the same compiler and headers need not be again.
+        # What is unpacked here needs not outlive a power cut.
+        (root / "etc/dpkg/dpkg.cfg.d/unsafe-io").write_text("force-unsafe-io\n")
+        # The compiler's cache goes by content: what was compiled on this machine with the same compiler and headers need not be again. It goes by the
+        # language of messages too.
         self.cache = run("ccache", "--get-config", "cache_dir").stdout.strip()
         (root / "ccache").mkdir()
+        language = " ".join(f"{key}={os.environ[key]}" for key in ("LANG", "LC_ALL", "LC_CTYPE", "LC_MESSAGES") if key in os.environ)
+        self.environment = f"CCACHE_DIR=/ccache CCACHE_BASEDIR=/src CCACHE_NOHASHDIR=1 {language}"
 
     def copy(self, rest):
         source, target = rest.split()
@@ -158,7 +163,7 @@ class Builder:
         script = f"""set -e
 mount -t proc proc {self.root}/proc
 mount --bind {self.cache} {self.root}/ccache
-exec chroot {self.root} /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin CCACHE_DIR=/ccache CCACHE_BASEDIR=/src CCACHE_NOHASHDIR=1 sh -c "cd {self.directory} && $0"
+exec chroot {self.root} /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin {self.environment} sh -c "cd {self.directory} && $0"
 """
         run("unshare", "--mount", "bash", "-c", script, command)
 

@@ -153,6 +153,11 @@ class Load:
         with concurrent.futures.ThreadPoolExecutor(10) as threads:
             list(threads.map(self.one, range(count)))
 
+    def wait_scraped(self):
+        """Until Prometheus knows of all requests so far."""
+        before = self.service.router.metric("baton_router_requests_total")
+        self.prometheus.wait(lambda: self.prometheus.query("sum(baton_router_requests_total)")[0]["value"][1] == f"{before:g}", "the last count")
+
     def close(self):
         self.prometheus.stop()
         self.service.kill()
@@ -168,8 +173,7 @@ def load():
         running.prometheus.wait(lambda: len(running.prometheus.query("count_over_time(up[1m]) >= 2")) == 3, "two scrapes")
         for _ in range(4):
             running.run(40)
-            before = running.service.router.metric("baton_router_requests_total")
-            running.prometheus.wait(lambda: running.prometheus.query("sum(baton_router_requests_total)")[0]["value"][1] == f"{before:g}", "the last count")
+            running.wait_scraped()
         yield running
     finally:
         running.close()
@@ -265,8 +269,8 @@ def cpu_ms_of_scrapes(process, count=300, path="/metrics"):
     return sorted(costs)
 
 
-# An endpoint picker asks 20 times a second; 1 ms is then 2 % of a core. Half of the scrapes are held to it here: the slowest are those during which
-# the process sent a heartbeat or the machine did something else.
+# An endpoint picker asks 20 times a second; 1 ms is then 2 % of a core. Here nine scrapes of ten are held to it, and half of them to 0.6 ms: the
+# slowest are those during which the process sent a heartbeat or another program took its caches. docs/measurements/metrics.md has the figures.
 def test_a_page_of_metrics_costs_less_than_a_millisecond(load):
     harness = load.harness
     load.service.wait_idle()
@@ -278,7 +282,7 @@ def test_a_page_of_metrics_costs_less_than_a_millisecond(load):
         for process in [*load.service.processes, *compatible.processes]:
             costs = cpu_ms_of_scrapes(process)
             print(f"{process.name}: {len(process.metrics_text())} bytes, p50 {costs[150]:.3f} ms, p99 {costs[297]:.3f} ms")
-            assert costs[150] < 1, process.name
+            assert costs[150] < 0.6 and costs[270] < 1, process.name
 
 
 @pytest.mark.slow
@@ -287,6 +291,8 @@ def test_boards_as_pictures(load, path, tmp_path):
     """Rendered in a browser from that Prometheus: no panel is empty, no text sticks out. The pictures lie in .cache/pictures."""
     from board_view import board_html
     from test_page import Browser
+    load.run(40)  # of now, so that rates end in something
+    load.wait_scraped()
     page = tmp_path / f"{path.stem}.html"
     page.write_text(board_html(path, lambda expr: load.prometheus.range(fill_in(expr))))
     browser = Browser(1210, False)

@@ -2,6 +2,7 @@
 // 0000:e0:00.0. BATON_FAKE_NVML in the environment holds words: "down" (the driver does not
 // answer), "nopower", "noload" (a device that does not tell).
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -10,6 +11,7 @@ namespace {
 constexpr int kSuccess = 0, kUninitialized = 1, kNotSupported = 3, kNotFound = 6,
               kDriverNotLoaded = 9;
 int g_users = 0;
+std::atomic<int> g_power_reads{0};
 int g_device;  // its address is the handle
 
 bool Says(const char* word) {
@@ -47,6 +49,7 @@ int nvmlShutdown() {
 
 // For tests.
 int FakeNvmlUsers() { return g_users; }
+int FakeNvmlPowerReads() { return g_power_reads.load(); }
 
 const char* nvmlErrorString(int result) {
   switch (result) {
@@ -82,6 +85,7 @@ int nvmlDeviceGetUtilizationRates(void* device, Utilization* utilization) {
 }
 
 int nvmlDeviceGetPowerUsage(void* device, unsigned* milliwatts) {
+  ++g_power_reads;
   if (Says("nopower")) return kNotSupported;
   *milliwatts = 650500;
   return Ready(device);

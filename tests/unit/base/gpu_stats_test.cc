@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -12,7 +13,6 @@ namespace baton::base {
 namespace {
 
 using testing::HasSubstr;
-using testing::Not;
 
 const std::string kGpu = "0000:e0:00.0";
 
@@ -22,10 +22,12 @@ class GpuStatsTest : public testing::Test {
   static absl::StatusOr<std::unique_ptr<GpuStats>> Open(const std::string& id = kGpu) {
     return GpuStats::Open({id}, BATON_FAKE_NVML);
   }
-  static int Users() {
+  static int Ask(const char* function) {
     void* library = dlopen(BATON_FAKE_NVML, RTLD_NOW | RTLD_LOCAL);
-    return reinterpret_cast<int (*)()>(dlsym(library, "FakeNvmlUsers"))();
+    return reinterpret_cast<int (*)()>(dlsym(library, function))();
   }
+  static int Users() { return Ask("FakeNvmlUsers"); }
+  static int PowerReads() { return Ask("FakeNvmlPowerReads"); }
 };
 
 TEST_F(GpuStatsTest, TellsMemoryLoadAndPower) {
@@ -64,14 +66,31 @@ TEST_F(GpuStatsTest, SaysWhatIsMissing) {
   EXPECT_EQ(Users(), 0) << "what was opened has been closed";
 }
 
-TEST(MetricsCollector, RunsBeforeEachFullScrape) {
+// A scrape shows what was read last and asks the driver nothing.
+TEST_F(GpuStatsTest, ScrapesDoNotWaitForTheDriver) {
   const auto metrics = Metrics::Create(Role::kDecode, "m");
-  int calls = 0;
-  metrics->SetCollector([&] { metrics->gauge(GaugeId::kGpuPower, "0").Set(++calls); });
-  EXPECT_THAT(metrics->ScrapeLite(), Not(HasSubstr("baton_gpu_power_watts")));
-  EXPECT_THAT(metrics->Scrape(), HasSubstr("baton_gpu_power_watts{"));
-  EXPECT_THAT(metrics->Scrape(), HasSubstr("} 2\n"));
-  EXPECT_EQ(calls, 2);
+  const int before = PowerReads();
+  const auto exporter = GpuExporter::Start({kGpu}, metrics.get(), absl::Hours(1), BATON_FAKE_NVML);
+  ASSERT_TRUE(exporter.ok()) << exporter.status();
+  for (int i = 0; i < 5; ++i)
+    EXPECT_THAT(
+        metrics->Scrape(),
+        HasSubstr("baton_gpu_power_watts{model_name=\"m\",role=\"decode\",gpu=\"3\"} 650.5\n"));
+  EXPECT_EQ(PowerReads(), before + 1);
+}
+
+TEST_F(GpuStatsTest, ExporterReadsAgainAndAgainAndEnds) {
+  const auto metrics = Metrics::Create(Role::kDecode, "m");
+  const int before = PowerReads();
+  auto exporter = GpuExporter::Start({kGpu}, metrics.get(), absl::Milliseconds(1), BATON_FAKE_NVML);
+  ASSERT_TRUE(exporter.ok()) << exporter.status();
+  while (PowerReads() < before + 5) std::this_thread::yield();
+  exporter->reset();
+  EXPECT_EQ(Users(), 0);
+  EXPECT_EQ(GpuExporter::Start({kGpu}, metrics.get(), absl::Seconds(1), "libno-such.so.1")
+                .status()
+                .code(),
+            absl::StatusCode::kUnavailable);
 }
 
 }  // namespace

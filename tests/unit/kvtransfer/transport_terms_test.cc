@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/clock.h"
+#include "kvtransfer/unreachable_transports.h"
 #include "tests/unit/kvtransfer/handoff_pair.h"
 
 namespace baton::kvtransfer {
@@ -109,6 +111,57 @@ TEST_F(MeetingTest, FailingOpenFallsBackOnlyWhereThatIsAllowed) {
               AllOf(HasSubstr("shm: "), HasSubstr("prefill offers shm, tcp and requires shm"),
                     HasSubstr("decode offers shm, tcp")));
   EXPECT_THAT(fallbacks_, IsEmpty()) << "a refusal is no fallback";
+}
+
+// As NCCL behind a firewall: what nobody answered is not waited for at each meeting, but tried
+// again after a while, by another instance, and where it must be used.
+TEST_F(MeetingTest, WhatNobodyAnsweredIsLeftAloneForAWhile) {
+  StartDecode();
+  base::FakeClock clock;
+  UnreachableTransports unreachable;
+  send_.clock = &clock;
+  send_.unreachable = &unreachable;
+  // The transport taken; the reason where there is none.
+  const auto meet = [&](bool reachable, const std::string& incarnation) -> std::string {
+    worker::v1::Hello hello = *SayHello();
+    if (!reachable) hello.mutable_transports(0)->set_address("@baton-kv-of-another-namespace");
+    hello.set_incarnation(incarnation);
+    const auto sender = Sender::Create(send_, hello, &link_);
+    receiver_->OnPeerGone(session_);
+    return sender.ok() ? std::string((*sender)->transport_name()) : sender.status().ToString();
+  };
+  EXPECT_EQ(meet(false, "a"), "tcp");
+  clock.Advance(absl::Seconds(40));
+  EXPECT_EQ(meet(true, "a"), "tcp");
+  EXPECT_THAT(fallbacks_, ElementsAre("shm to tcp: unreachable", "shm to tcp: unreachable"));
+  EXPECT_THAT(std::string(unreachable.Find("a", "shm", clock).message()),
+              HasSubstr("(40 s ago; tried again in 260 s)"));
+  send_.required_transport = "shm";
+  EXPECT_EQ(meet(true, "a"), "shm");
+  send_.required_transport.clear();
+  EXPECT_EQ(meet(true, "b"), "shm");
+  EXPECT_EQ(meet(true, "a"), "tcp");
+  clock.Advance(UnreachableTransports::kKeptFor - absl::Seconds(40));
+  EXPECT_EQ(meet(true, "a"), "shm") << "not put off by the meetings in between";
+}
+
+// What is told at once costs nothing to ask again; and a peer that answers in no way is not blamed
+// on a transport.
+TEST_F(MeetingTest, OnlyWhatNobodyAnsweredIsRemembered) {
+  base::FakeClock clock;
+  UnreachableTransports unreachable;
+  unreachable.Note("a", "nccl", absl::FailedPreconditionError("other version"), clock);
+  EXPECT_TRUE(unreachable.Find("a", "nccl", clock).ok());
+  unreachable.Note("a", "nccl", absl::UnavailableError("silence"), clock);
+  EXPECT_EQ(unreachable.Find("a", "nccl", clock).code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(unreachable.Find("a", "shm", clock).ok());
+  StartDecode();
+  worker::v1::Hello hello = *SayHello();
+  hello.mutable_transports()->RemoveLast();
+  hello.mutable_transports(0)->set_address("@baton-kv-of-another-namespace");
+  send_.unreachable = &unreachable;
+  EXPECT_FALSE(Sender::Create(send_, hello, &link_).ok());
+  EXPECT_TRUE(unreachable.Find(hello.incarnation(), "shm", clock).ok());
 }
 
 TEST_F(MeetingTest, TheBestTransportThatThePeerDoesNotHaveIsAFallbackToo) {

@@ -104,20 +104,43 @@ class Client {
   grpc::GenericStub stub_;
 };
 
-std::string HttpRequest(int port, const std::string& request) {
+// Negative: nobody listens.
+int Connect(int port) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) return fd;
+  close(fd);
+  return -1;
+}
+
+// Sends `request` and reads until the other side closes the connection.
+std::string Exchange(int fd, const std::string& request) {
   std::string out;
-  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
-      write(fd, request.data(), request.size()) == static_cast<ssize_t>(request.size())) {
+  if (write(fd, request.data(), request.size()) == static_cast<ssize_t>(request.size())) {
     char buffer[4096];
     for (ssize_t n; (n = read(fd, buffer, sizeof(buffer))) > 0;)
       out.append(buffer, static_cast<size_t>(n));
   }
+  return out;
+}
+
+std::string HttpRequest(int port, const std::string& request) {
+  const int fd = Connect(port);
+  const std::string out = Exchange(fd, request);
   close(fd);
+  return out;
+}
+
+// Sends a request for /health and reads its answer alone.
+std::string AskHealth(int fd) {
+  const std::string request = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
+  if (write(fd, request.data(), request.size()) < 0) return "";
+  std::string out;
+  char byte;
+  while (!absl::EndsWith(out, "ok\n") && read(fd, &byte, 1) == 1) out.push_back(byte);
   return out;
 }
 
@@ -274,6 +297,43 @@ TEST_F(ServerProcessTest, HttpPortServesItsPages) {
   EXPECT_TRUE(absl::StartsWith(Get(port, "/../etc/passwd"), "HTTP/1.1 404 "));
   EXPECT_TRUE(absl::StartsWith(
       HttpRequest(port, "POST /metrics HTTP/1.0\r\nContent-Length: 0\r\n\r\n"), "HTTP/1.1 405 "));
+}
+
+TEST_F(ServerProcessTest, PagesFollowOneAnotherOverAConnection) {
+  Start();
+  const int fd = Connect(server_->http_port());
+  ASSERT_GE(fd, 0);
+  for (int i = 0; i < 3; ++i) {
+    const std::string answer = AskHealth(fd);
+    EXPECT_TRUE(absl::StartsWith(answer, "HTTP/1.1 200 OK\r\n")) << answer;
+    EXPECT_TRUE(absl::StrContains(answer, "\r\nConnection: keep-alive\r\n")) << answer;
+    EXPECT_TRUE(absl::StrContains(answer, "\r\nServer-Timing: page;dur=")) << answer;
+  }
+  const std::string last = Exchange(fd, "GET /health HTTP/1.1\r\nConnection: close\r\n\r\n");
+  EXPECT_TRUE(absl::StrContains(last, "\r\nConnection: close\r\n")) << last;
+  close(fd);
+  // Of a client that may not know, the connection is closed too: these return.
+  EXPECT_TRUE(absl::StrContains(HttpRequest(server_->http_port(), "GET /health HTTP/1.0\r\n\r\n"),
+                                "\r\nConnection: close\r\n"));
+  EXPECT_TRUE(absl::StartsWith(HttpRequest(server_->http_port(), "GET /x HTTP/1.1\r\n\r\n"),
+                               "HTTP/1.1 404 "));
+}
+
+// A connection that waits for more holds a thread. Those who keep theirs never shut out others.
+TEST_F(ServerProcessTest, ManyConnectionsAreNotAllKept) {
+  Start();
+  std::vector<int> fds;
+  int kept = 0;
+  for (int i = 0; i < 40; ++i) {
+    fds.push_back(Connect(server_->http_port()));
+    ASSERT_GE(fds.back(), 0);
+    const std::string answer = AskHealth(fds.back());
+    EXPECT_TRUE(absl::StartsWith(answer, "HTTP/1.1 200 OK\r\n")) << i;
+    kept += absl::StrContains(answer, "\r\nConnection: keep-alive\r\n") ? 1 : 0;
+  }
+  EXPECT_GE(kept, 8);
+  EXPECT_LT(kept, 40);
+  for (const int fd : fds) close(fd);
 }
 
 TEST_F(ServerProcessTest, PortFileNamesBothPortsAndGoesWithTheProcess) {

@@ -62,8 +62,10 @@ void DecodeLoop::RunStep() {
   parts_.clear();
   for (runtime::Sequence* sequence : plan.decode) AddPart(sequence);
   for (const runtime::PrefillChunk& chunk : plan.chunks) AddPart(chunk.sequence);
+  const absl::Duration cycle_start = clock_.Now();
   MakeDrafts();
   AddToBatch();
+  const absl::Duration prepared = clock_.Now() - cycle_start;
   commands_.RunPendingThroughout(options_.test_step_delay);
   absl::Span<float> logits;
   runtime::StepTimings timings;
@@ -90,6 +92,8 @@ void DecodeLoop::RunStep() {
     for (const StepPart& part : parts_) Fail(part.call, absl::InternalError("decode: step failed"));
   }
   SettleCalls();
+  if (plan.chunks.empty())
+    speculator_.OnCycle(absl::ToDoubleSeconds(prepared + (clock_.Now() - start)));
   speculator_.CatchUp(absl::ToDoubleSeconds(took));
 }
 

@@ -35,11 +35,12 @@ DraftPlanner::DraftPlanner(int max_candidates, int max_budget) {
   picks_.reserve(max_budget);
 }
 
-double DraftPlanner::Plan(const StepCost& cost,
-                          const StepLoad& load,
-                          int budget,
-                          absl::Span<const DraftCandidate> candidates,
-                          absl::Span<int> counts) {
+DraftPlan DraftPlanner::Plan(const StepCost& cost,
+                             const CycleFactors& factors,
+                             const StepLoad& load,
+                             int budget,
+                             absl::Span<const DraftCandidate> candidates,
+                             absl::Span<int> counts) {
   BATON_CHECK(counts.size() == candidates.size());
   std::fill(counts.begin(), counts.end(), 0);
   chances_.clear();
@@ -50,8 +51,10 @@ double DraftPlanner::Plan(const StepCost& cost,
   DraftingCost drafting_cost;
   double tokens = load.tokens;
   double drafting = 0;
-  const double plain_speed = tokens / cost.Seconds(step);
-  double best_speed = plain_speed * kMargin;
+  bool drafted = false;
+  const double plain_seconds = cost.Seconds(step);
+  DraftPlan plan{tokens / (plain_seconds * factors.plain), plain_seconds, false};
+  double best_speed = plan.tokens_per_second * kMargin;
   size_t best_total = 0;
   while (static_cast<int>(picks_.size()) < budget) {
     const auto next = std::max_element(chances_.begin(), chances_.end());
@@ -61,17 +64,21 @@ double DraftPlanner::Plan(const StepCost& cost,
     tokens += *next;
     step.tokens += 1;
     step.query_context += candidate.context;
-    drafting += drafting_cost.Add(candidate, counts[i]);
+    const double price = drafting_cost.Add(candidate, counts[i]);
+    drafting += price;
+    drafted |= price > 0;
     picks_.push_back(i);
     *next = ++counts[i] < std::min(candidate.most, kMaxDrafts) ? *next * candidate.acceptance : 0;
-    const double speed = tokens / (cost.Seconds(step) + drafting);
+    const double seconds = cost.Seconds(step) + drafting;
+    const double speed = tokens / (seconds * (drafted ? factors.drafted : factors.plain));
     if (speed > best_speed) {
       best_speed = speed;
       best_total = picks_.size();
+      plan = {speed, seconds, drafted};
     }
   }
   for (size_t pick = best_total; pick < picks_.size(); ++pick) --counts[picks_[pick]];
-  return best_total == 0 ? plain_speed : best_speed;
+  return plan;
 }
 
 }  // namespace baton::decode

@@ -17,6 +17,19 @@ struct DraftCandidate {
   const Drafter* drafter = nullptr;  // for its RoundSeconds; null: drafts cost nothing
 };
 
+// How many times longer a cycle of the loop (planning, drafting, the step, drawing) takes than the
+// parts that have a price of their own.
+struct CycleFactors {
+  double plain = 1;    // with free drafts or none
+  double drafted = 1;  // with drafts of a drafter that has a price
+};
+
+struct DraftPlan {
+  double tokens_per_second = 0;  // expected
+  double seconds = 0;            // of the parts with a price: no factor in it
+  bool drafted = false;          // some drafts have a price
+};
+
 // A pure function of its arguments with scratch memory. Thread-compatible.
 class DraftPlanner {
  public:
@@ -27,12 +40,13 @@ class DraftPlanner {
   // one got. At most `budget` drafts altogether. A draft's chance falls with its place, so the next
   // best one is added again and again, and the best total on the way is taken: cost grows in jumps,
   // so it does not stop at the first draft that does not pay. No draft is left when the batch is
-  // bound by compute. Returns the expected tokens a second.
-  double Plan(const StepCost& cost,
-              const StepLoad& load,
-              int budget,
-              absl::Span<const DraftCandidate> candidates,
-              absl::Span<int> counts);
+  // bound by compute.
+  DraftPlan Plan(const StepCost& cost,
+                 const CycleFactors& factors,
+                 const StepLoad& load,
+                 int budget,
+                 absl::Span<const DraftCandidate> candidates,
+                 absl::Span<int> counts);
 
  private:
   std::vector<float> chances_;  // of each candidate's next draft

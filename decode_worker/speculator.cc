@@ -5,6 +5,16 @@
 #include "decode_worker/ngram_drafter.h"
 
 namespace baton::decode {
+namespace {
+
+// One cycle moves its factor by this part; where drafts are off, their factor fades to that of
+// plain cycles, so that they are tried again.
+constexpr double kCycleLearn = 0.05;
+constexpr double kFactorFade = 0.001;
+// A cycle that took longer or shorter than this many times the usual says nothing of its kind.
+constexpr double kCycleOutlier = 3;
+
+}  // namespace
 
 Speculator::Speculator(const SpeculationOptions& options,
                        int max_batch,
@@ -33,7 +43,8 @@ void Speculator::Plan(const StepLoad& others) {
   for (const Drafting& drafting : draftings_) load.Add(1, drafting.sequence->num_tokens());
   for (size_t i = 0; i < draftings_.size(); ++i) Choose(load, i);
   counts_.assign(draftings_.size(), 0);
-  planner_.Plan(cost_, load, options_.max_step_drafts, candidates_, absl::MakeSpan(counts_));
+  plan_ = planner_.Plan(cost_, factors_, load, options_.max_step_drafts, candidates_,
+                        absl::MakeSpan(counts_));
   for (size_t i = 0; i < draftings_.size(); ++i) draftings_[i].count = counts_[i];
 }
 
@@ -51,8 +62,10 @@ void Speculator::Choose(const StepLoad& load, size_t index) {
     int count = 0;
     double speed = 1;
     if (drafters_.size() > 1 || !offer.ready) {
-      speed = planner_.Plan(cost_, load, options_.max_step_drafts,
-                            absl::MakeConstSpan(&candidate, 1), absl::MakeSpan(&count, 1));
+      speed = planner_
+                  .Plan(cost_, factors_, load, options_.max_step_drafts,
+                        absl::MakeConstSpan(&candidate, 1), absl::MakeSpan(&count, 1))
+                  .tokens_per_second;
     }
     if (!offer.ready) {
       if (count > 0) drafter->Want(drafting);
@@ -85,6 +98,19 @@ void Speculator::OnVerified(size_t index, int accepted) {
 void Speculator::OnStep(const StepLoad& load, double seconds) {
   cost_.Observe(load, seconds);
   for (const std::unique_ptr<Drafter>& drafter : drafters_) drafter->OnStep(cost_.slowness());
+}
+
+void Speculator::OnCycle(double seconds) {
+  if (seconds <= 0 || plan_.seconds <= 0) return;
+  double& factor = plan_.drafted ? factors_.drafted : factors_.plain;
+  // What makes plain cycles slower is nothing that drafts are to blame for, so both move.
+  const double ratio =
+      std::clamp(seconds / plan_.seconds / factor, 1 / kCycleOutlier, kCycleOutlier);
+  const double moved = 1 + kCycleLearn * (ratio - 1);
+  factors_.drafted *= moved;
+  if (plan_.drafted) return;
+  factors_.plain *= moved;
+  factors_.drafted += kFactorFade * (factors_.plain - factors_.drafted);
 }
 
 void Speculator::CatchUp(double seconds) {

@@ -41,6 +41,8 @@ class Speculator {
   void OnVerified(size_t index, int accepted);
   // A step of decoding sequences alone has taken this long.
   void OnStep(const StepLoad& load, double seconds);
+  // From Begin to the end of its drawing: the same, after OnStep.
+  void OnCycle(double seconds);
   // Between steps. `seconds` is what the last step took.
   void CatchUp(double seconds);
   void Forget(uint64_t order);
@@ -52,6 +54,8 @@ class Speculator {
   const worker::WorkerMetrics metrics_;
   StepCost cost_;
   DraftPlanner planner_;
+  DraftPlan plan_;
+  CycleFactors factors_;
   std::vector<std::unique_ptr<Drafter>> drafters_;
   std::vector<Drafting> draftings_;
   std::vector<DraftCandidate> candidates_;

@@ -24,11 +24,13 @@ StepLoad Decoding(int sequences, int others = 0) {
 std::vector<int> Plan(const StepCost& cost,
                       const std::vector<DraftCandidate>& candidates,
                       int budget = 64,
-                      int others = 0) {
+                      int others = 0,
+                      const CycleFactors& factors = {}) {
   const int sequences = static_cast<int>(candidates.size());
   DraftPlanner planner(sequences, budget);
   std::vector<int> counts(candidates.size());
-  planner.Plan(cost, Decoding(sequences, others), budget, candidates, absl::MakeSpan(counts));
+  planner.Plan(cost, factors, Decoding(sequences, others), budget, candidates,
+               absl::MakeSpan(counts));
   return counts;
 }
 
@@ -91,6 +93,37 @@ TEST(DraftPlannerTest, DraftingHasItsPrice) {
   EXPECT_EQ(Plan(MemoryBound(), {{15, 0.5f, 100, &dear}})[0], 0);
   // A round of eight sequences costs what one of one does, so together it pays.
   EXPECT_GE(Plan(MemoryBound(), std::vector<DraftCandidate>(8, {15, 0.8f, 100, &dear}))[0], 1);
+}
+
+// What nobody prices: the loop's own work for drafts.
+TEST(DraftPlannerTest, CyclesWithDraftsThatTakeLongerThanTheirPartsCountAsThey) {
+  const FixedCostDrafter drafter(0.1);
+  const DraftCandidate priced{15, 0.8f, 100, &drafter}, free{15, 0.8f, 100};
+  EXPECT_GE(Plan(MemoryBound(), {priced}, 64, 0, {1.1, 1.1})[0], 4);
+  EXPECT_EQ(Plan(MemoryBound(), {priced}, 64, 0, {1.0, 4.0})[0], 0);
+  EXPECT_GE(Plan(MemoryBound(), {free}, 64, 0, {1.0, 4.0})[0], 4);
+}
+
+TEST(DraftPlannerTest, SaysWhatItExpects) {
+  const FixedCostDrafter drafter(0.1);
+  const DraftCandidate priced{1, 0.8f, 100, &drafter}, none;
+  DraftPlanner planner(1, 64);
+  int count = 0;
+  const auto plan = [&](const DraftCandidate& candidate, double drafted_factor) {
+    return planner.Plan(MemoryBound(), {2.0, drafted_factor}, Decoding(1), 64,
+                        absl::MakeConstSpan(&candidate, 1), absl::MakeSpan(&count, 1));
+  };
+  const DraftPlan drafted = plan(priced, 2.0);
+  EXPECT_EQ(count, 1);
+  EXPECT_TRUE(drafted.drafted);
+  EXPECT_NEAR(drafted.seconds, 1.11, 1e-9);
+  EXPECT_NEAR(drafted.tokens_per_second, 1.8 / (2 * 1.11), 1e-6);
+  for (const DraftPlan& plain : {plan(none, 2.0), plan(priced, 4.0)}) {
+    EXPECT_EQ(count, 0);
+    EXPECT_FALSE(plain.drafted);
+    EXPECT_DOUBLE_EQ(plain.seconds, 1.0);
+    EXPECT_DOUBLE_EQ(plain.tokens_per_second, 0.5);
+  }
 }
 
 TEST(DraftPlannerTest, LongContextsMakeDraftsDearer) {

@@ -152,46 +152,74 @@ double LogSumExp(absl::Span<const float> logits) {
   return best + std::log(sums[0] + sums[1]);
 }
 
-// e^x of four x in [-87, 0], within 2e-7 of it. A call would cost as much as it does.
-inline __attribute__((always_inline)) Floats Exp(Floats x) {
+// Eight lanes, for what costs most; where they are there is decided at run time. Lane by lane the
+// arithmetic is the same with either instruction set.
+using WideFloats = float __attribute__((vector_size(32)));
+using WideInts = int32_t __attribute__((vector_size(32)));
+constexpr size_t kWideLanes = 8;
+
+// x becomes e^x: eight x in [-87, 0], within 2e-7 of it. A call would cost as much as it does.
+inline __attribute__((always_inline)) void ToExp(WideFloats& x) {
   constexpr float kRoundMagic = 0x1.8p23f;  // leaves the nearest integer in the low bits
-  const Floats magic = x * 1.44269504f + kRoundMagic;
-  const Floats n = magic - kRoundMagic;
-  const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  const WideFloats magic = x * 1.44269504f + kRoundMagic;
+  const WideFloats n = magic - kRoundMagic;
+  const WideFloats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   // Taylor's series to r^7 / 7! (|r| <= 0.35).
-  Floats p = r * (1.0f / 5040) + 1.0f / 720;
+  WideFloats p = r * (1.0f / 5040) + 1.0f / 720;
   p = p * r + 1.0f / 120;
   p = p * r + 1.0f / 24;
   p = p * r + 1.0f / 6;
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(p) +
-                                  (reinterpret_cast<Ints>(magic) << 23));
+  x = reinterpret_cast<WideFloats>(reinterpret_cast<WideInts>(p) +
+                                   (reinterpret_cast<WideInts>(magic) << 23));
+}
+
+// The first `count` (up to eight) of `logits`, each as e^((logit - best) * per_logit), added to
+// `sums`.
+inline __attribute__((always_inline)) void AddWeights(
+    const float* logits, size_t count, float best, float per_logit, WideFloats& sums) {
+  WideFloats weights = WideFloats{} - std::numeric_limits<float>::infinity();
+  std::memcpy(&weights, logits, count * sizeof(float));
+  weights = (weights - best) * per_logit;
+  weights = weights > -87.0f ? weights : WideFloats{} - 87.0f;
+  ToExp(weights);
+  sums += weights;
+}
+
+inline __attribute__((always_inline)) double SumOfWeightsIn(const float* logits,
+                                                            size_t size,
+                                                            float best,
+                                                            float per_logit) {
+  constexpr size_t kBlock = 16 * kWideLanes;  // more than few floats are added up in double
+  double sum = 0;
+  for (size_t first = 0; first < size; first += kBlock) {
+    const size_t end = std::min(first + kBlock, size);
+    WideFloats block = {};
+    size_t i = first;
+    for (; i + kWideLanes <= end; i += kWideLanes)
+      AddWeights(logits + i, kWideLanes, best, per_logit, block);
+    if (i < end) AddWeights(logits + i, end - i, best, per_logit, block);
+    sum += ((double{block[0]} + block[1]) + (double{block[2]} + block[3])) +
+           ((double{block[4]} + block[5]) + (double{block[6]} + block[7]));
+  }
+  return sum;
+}
+
+__attribute__((target("avx2"))) double SumOfWeightsAvx2(const float* logits,
+                                                        size_t size,
+                                                        float best,
+                                                        float per_logit) {
+  return SumOfWeightsIn(logits, size, best, per_logit);
 }
 
 // Sum of e^((logit - best) * per_logit), where `best` is the highest: top_p needs it of the whole
 // vocabulary, to seven digits, where single weights are needed of few.
 double SumOfWeights(absl::Span<const float> logits, float best, float per_logit) {
-  const auto weights = [&](Floats values) {
-    const Floats scaled = (values - best) * per_logit;
-    return Exp(scaled > -87.0f ? scaled : Floats{} - 87.0f);
-  };
-  constexpr size_t kBlock = 16 * kLanes;  // more than few floats are added up in double
-  double sum = 0;
-  size_t i = 0;
-  while (i + kLanes <= logits.size()) {
-    Floats block = {};
-    const size_t end = std::min(i + kBlock, logits.size() / kLanes * kLanes);
-    for (; i < end; i += kLanes) {
-      Floats next;
-      std::memcpy(&next, &logits[i], sizeof(next));
-      block += weights(next);
-    }
-    sum += (double{block[0]} + block[1]) + (double{block[2]} + block[3]);
-  }
-  for (; i < logits.size(); ++i) sum += weights(Floats{} + logits[i])[0];
-  return sum;
+  static const bool kAvx2 = __builtin_cpu_supports("avx2") != 0;
+  return kAvx2 ? SumOfWeightsAvx2(logits.data(), logits.size(), best, per_logit)
+               : SumOfWeightsIn(logits.data(), logits.size(), best, per_logit);
 }
 
 // The `count` most likely of logits, most likely first.

@@ -22,6 +22,9 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // Whoever calls decides what is tried again, and where: gRPC's own retries would only keep copies
+  // of messages.
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   if (security.credentials == nullptr)
     return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
   if (!security.server_name.empty()) args.SetSslTargetNameOverride(security.server_name);

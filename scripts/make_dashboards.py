@@ -167,7 +167,7 @@ ENGINE = [
         Panel("Tokens a verified step", mean("baton_spec_decode_accept_length", "instance", WORKER, "{{instance}}"), "suffix: tok"),
         Panel("Rows verified", rate("baton_spec_decode_drafts_total", "instance", WORKER), "cps"),
         Panel("The draft model's prompts", rate("baton_spec_decode_draft_prompt_tokens_total", "source", WORKER), "suffix: tok/s", stack=True, help="Where the KV of what it did not draft came from."),
-        Panel("Accepted, by place", rate("baton_spec_decode_accepted_tokens_per_pos_total", "position", WORKER), "suffix: tok/s", stack=True),
+        Panel("Accepted, by place", rate("baton_spec_decode_accepted_tokens_per_pos_total", "position", WORKER, "place {{position}}"), "suffix: tok/s", stack=True),
     ]),
     ("Requests", [
         Panel("Time to first token in the worker", quantiles("baton_time_to_first_token_seconds", "role", WORKER, (0.5, 0.95), " {{role}}"), "s"),
@@ -246,17 +246,12 @@ def variable(name, label, query):
 
 
 def fill_lines(content):
-    """Panels as wide as their lines allow: three to a line would leave one or two alone in the last."""
+    """Three panels to a line; where one would be left alone in the last, the last four go two by two, and where two would be, these share it."""
     if any(panel.width != 8 for panel in content):
         return
-    if len(content) % 3 == 2:
-        wide, width = content[-2:], 12
-    elif len(content) % 3 == 1:
-        wide, width = content[:4], 24 // min(4, len(content))
-    else:
-        return
-    for panel in wide:
-        panel.width = width
+    alone = len(content) % 3
+    for panel in content[len(content) - (0, 4, 2)[alone]:] if alone else []:
+        panel.width = 12 if len(content) > 1 else 24
 
 
 def board(uid, title, rows):

@@ -48,8 +48,8 @@ const Buckets& ItlBuckets() {
 }
 const Buckets& OverheadBuckets() {
   static const auto* const kBuckets =
-      new Buckets{1e-5,  2e-5,  3e-5,   5e-5, .000075, .0001, .00015, .0002,
-                  .0003, .0005, .00075, .001, .002,    .005,  .01,    .05};
+      new Buckets{1e-5,   2e-5, 3e-5, 5e-5, .000075, .0001, .00015, .0002, .0003, .0005,
+                  .00075, .001, .002, .005, .01,     .05,   .1,     .5,    2};
   return *kBuckets;
 }
 // From what takes microseconds at best to what may take minutes.

@@ -100,9 +100,9 @@ def heat(series, unit, width, height):
     return "".join(out) + "</svg>"
 
 
-def table(series):
-    rows = sorted({name for name, _ in series})
-    return "<div class=rows>" + "".join(f"<div>{html.escape(row)}</div>" for row in rows) + "</div>"
+def table(series, unit):
+    rows = sorted((name, number(points[-1][1], unit)) for name, points in series)
+    return "<div class=rows>" + "".join(f"<div>{html.escape(name)} <b>{html.escape(value)}</b></div>" for name, value in rows) + "</div>"
 
 
 def legend_html(series, unit, width):
@@ -134,7 +134,7 @@ def panel_html(panel, query_range):
         elif panel["type"] == "heatmap":
             body = heat(series, unit, width, height - 8)
         elif panel["type"] == "table":
-            body = table(series)
+            body = table(series, unit)
         else:
             stacked = panel["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "normal"
             keys, rows = legend_html(series, unit, width)

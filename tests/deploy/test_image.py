@@ -187,6 +187,9 @@ exec chroot {self.root} /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
 def test_the_cpu_image_is_built_in_a_clean_debian_and_serves(tmp_path):
-    """Dockerfile.cpu from its first line to a first answer: only what it installs is there to build with, only what it copies to run with."""
+    """Dockerfile.cpu from its first line to a first answer: only what it installs is there to build with, only what it copies to run with.
+
+    Two to three minutes of CPU where the compiler's cache knows the code, else those of the whole build besides.
+    """
     rootfs = Builder(tmp_path / "debian").build("Dockerfile.cpu")
     check_that_it_serves(Image(rootfs, *last_stage("Dockerfile.cpu")))

@@ -43,9 +43,8 @@ DecodeLoop::DecodeLoop(const DecodeLoopOptions& options,
       memory_(runner.layout().num_blocks),
       scheduler_(options.scheduler, &memory_),
       speculator_(options.speculation, options.scheduler.max_batch, metrics),
-      sampler_(runner.config().vocab, static_cast<int>(tokenizer.vocab_size())),
-      batch_(options.scheduler.max_batch + options.scheduler.max_prefill_sequences, kMaxDrafts),
-      row_(runner.config().vocab) {
+      sampler_(runner, static_cast<int>(tokenizer.vocab_size())),
+      batch_(options.scheduler.max_batch + options.scheduler.max_prefill_sequences, kMaxDrafts) {
   parts_.reserve(options.scheduler.max_batch + options.scheduler.max_prefill_sequences);
   if (options_.test_poison_freed) worker::PoisonFreedBlocks(&memory_, &runner_);
   memory_.cache().set_listener(

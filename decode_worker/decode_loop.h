@@ -122,19 +122,20 @@ class DecodeLoop : private runtime::LayerObserver {
   void AddPart(runtime::Sequence* sequence);
   // Drafts for the plan's decoding sequences.
   void MakeDrafts();
+  // Also what is to be drawn from the step's rows.
   void AddToBatch();
-  void FinishStep(absl::Span<float> logits, const runtime::StepTimings& timings);
-  // Draws the first token of every choice of a prompt computed here.
-  void FinishPrompt(Call* call, absl::Span<float> logits);
+  void FinishStep(const runtime::StepTimings& timings);
+  // Draws the first token of every choice of a prompt computed here, from row `row` of the step.
+  void FinishPrompt(Call* call, int row);
   // Draws the next tokens of one choice, from the rows of its last token and its drafts, as long
   // as the drafts are right.
-  void FinishDecode(size_t index, absl::Span<float> logits);
+  void FinishDecode(size_t index, int first_row);
   // A preempted choice has been computed again: draws its next token.
-  void FinishRecomputed(const StepPart& part, absl::Span<float> logits);
+  void FinishRecomputed(const StepPart& part, int row);
   // What is not finished goes on running; what is, is released.
   void Settle(const StepPart& part);
-  // `logits` is scratch. False: the call has failed.
-  bool DrawToken(Call* call, Choice* choice, absl::Span<float> logits);
+  // False: the call has failed.
+  bool DrawToken(Call* call, Choice* choice, int row);
   // The prompt is computed and every choice has its first token: each choice that goes on gets a
   // sequence.
   void Fork(Call* call);
@@ -174,11 +175,10 @@ class DecodeLoop : private runtime::LayerObserver {
   DraftIntake* draft_intake_ = nullptr;
   DecodeScheduler scheduler_;
   Speculator speculator_;
-  runtime::Sampler sampler_;
+  runtime::StepSampler sampler_;
   runtime::Batch batch_;
   std::vector<StepPart> parts_;   // of the running step
   std::vector<CallId> touched_;   // scratch of SettleCalls
-  std::vector<float> row_;        // one row of logits
   StepLoad load_of_step_;         // its decoding sequences
   absl::Duration last_step_end_;  // zero: there was nothing to do since
   absl::flat_hash_map<CallId, std::unique_ptr<Call>> calls_;

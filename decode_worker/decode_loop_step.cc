@@ -47,14 +47,27 @@ void DecodeLoop::MakeDrafts() {
 void DecodeLoop::AddToBatch() {
   const DecodeScheduler::Plan& plan = scheduler_.plan();
   batch_.Clear();
+  sampler_.Begin();
   load_of_step_ = {};
   for (size_t i = 0; i < plan.decode.size(); ++i) {
     const absl::Span<const uint32_t> drafts = speculator_.drafting(i).drafts();
     batch_.AddDecode(*plan.decode[i], drafts);
+    parts_[i].choice->answer.Ask(&sampler_, drafts);
     load_of_step_.Add(static_cast<int>(drafts.size()) + 1, plan.decode[i]->num_tokens());
   }
-  for (const runtime::PrefillChunk& chunk : plan.chunks)
+  for (size_t i = 0; i < plan.chunks.size(); ++i) {
+    const runtime::PrefillChunk& chunk = plan.chunks[i];
     batch_.Add(*chunk.sequence, chunk.num_tokens, chunk.last);
+    if (!chunk.last) continue;
+    const StepPart& part = parts_[plan.decode.size() + i];
+    if (part.choice != nullptr) {
+      part.choice->answer.Ask(&sampler_);
+    } else if (part.call->choices.size() == 1) {
+      part.call->choices.front()->answer.Ask(&sampler_);
+    } else {
+      sampler_.AddShared();
+    }
+  }
 }
 
 void DecodeLoop::RunStep() {
@@ -67,12 +80,11 @@ void DecodeLoop::RunStep() {
   AddToBatch();
   const absl::Duration prepared = clock_.Now() - cycle_start;
   commands_.RunPendingThroughout(options_.test_step_delay);
-  absl::Span<float> logits;
   runtime::StepTimings timings;
   const absl::Duration start = clock_.Now();
   if (last_step_end_ != absl::ZeroDuration())
     metrics_.step_gap.Observe(absl::ToDoubleSeconds(start - last_step_end_));
-  const absl::Status status = runner_.Step(batch_.parts(), this, &logits, &timings);
+  const absl::Status status = sampler_.Step(batch_.parts(), this, &timings);
   last_step_end_ = clock_.Now();
   const absl::Duration took = last_step_end_ - start;
   const bool verifies = batch_.num_rows() > static_cast<int>(plan.decode.size());
@@ -86,7 +98,8 @@ void DecodeLoop::RunStep() {
     (part.choice == nullptr ? part.call->prompt_in_step : part.choice->in_step) = false;
   }
   if (status.ok()) {
-    FinishStep(logits, timings);
+    metrics_.OnRows(sampler_.num_rows(), sampler_.on_device());
+    FinishStep(timings);
   } else {
     BATON_LOG(Error, "step failed", LogField("status", status.ToString()));
     for (const StepPart& part : parts_) Fail(part.call, absl::InternalError("decode: step failed"));
@@ -97,17 +110,18 @@ void DecodeLoop::RunStep() {
   speculator_.CatchUp(absl::ToDoubleSeconds(took));
 }
 
-void DecodeLoop::FinishStep(absl::Span<float> logits, const runtime::StepTimings& timings) {
+void DecodeLoop::FinishStep(const runtime::StepTimings& timings) {
   const DecodeScheduler::Plan& plan = scheduler_.plan();
   const size_t num_decode = plan.decode.size();
+  int next_row = 0;
   for (size_t i = 0; i < parts_.size(); ++i) {
     const StepPart& part = parts_[i];
-    const absl::Span<float> rows = logits.first(batch_.parts()[i].logit_rows.size() * row_.size());
-    logits.remove_prefix(rows.size());
+    const int row = next_row;
+    next_row += static_cast<int>(batch_.parts()[i].logit_rows.size());
     Call* call = part.call;
     if (call->ended || call->failed) continue;
     if (i < num_decode) {
-      FinishDecode(i, rows);
+      FinishDecode(i, row);
       continue;
     }
     const runtime::PrefillChunk& chunk = plan.chunks[i - num_decode];
@@ -116,14 +130,14 @@ void DecodeLoop::FinishStep(absl::Span<float> logits, const runtime::StepTimings
     scheduler_.FinishChunk(chunk);
     if (!chunk.last) continue;
     if (part.choice == nullptr) {
-      FinishPrompt(call, rows);
+      FinishPrompt(call, row);
     } else {
-      FinishRecomputed(part, rows);
+      FinishRecomputed(part, row);
     }
   }
 }
 
-void DecodeLoop::FinishPrompt(Call* call, absl::Span<float> logits) {
+void DecodeLoop::FinishPrompt(Call* call, int row) {
   const absl::Duration now = clock_.Now();
   call->running_since = call->times.first_token = now;
   metrics_.prompt_cached.Increment(call->prompt->num_cached);
@@ -135,19 +149,18 @@ void DecodeLoop::FinishPrompt(Call* call, absl::Span<float> logits) {
   call->done.set_prefill_compute_s(absl::ToDoubleSeconds(now - call->times.first_step));
   call->done.set_append_s(absl::ToDoubleSeconds(call->append));
   for (const auto& choice : call->choices) {
-    std::copy(logits.begin(), logits.end(), row_.begin());
-    if (!DrawToken(call, choice.get(), absl::MakeSpan(row_))) return;
+    if (!DrawToken(call, choice.get(), row)) return;
     choice->first_id = call->tokens.tokens().rbegin()->id();
   }
   Fork(call);
 }
 
-void DecodeLoop::FinishDecode(size_t index, absl::Span<float> logits) {
+void DecodeLoop::FinishDecode(size_t index, int first_row) {
   const StepPart& part = parts_[index];
   const absl::Span<const uint32_t> drafts = speculator_.drafting(index).drafts();
   size_t accepted = 0;
-  for (bool go_on = true; go_on; logits.remove_prefix(row_.size())) {
-    if (!DrawToken(part.call, part.choice, logits.first(row_.size()))) return;
+  for (bool go_on = true; go_on;) {
+    if (!DrawToken(part.call, part.choice, first_row + static_cast<int>(accepted))) return;
     const uint32_t id = part.call->tokens.tokens().rbegin()->id();
     part.sequence->tokens.push_back(id);
     const bool right = accepted < drafts.size() && drafts[accepted] == id;
@@ -159,8 +172,8 @@ void DecodeLoop::FinishDecode(size_t index, absl::Span<float> logits) {
   Settle(part);
 }
 
-void DecodeLoop::FinishRecomputed(const StepPart& part, absl::Span<float> logits) {
-  if (!DrawToken(part.call, part.choice, logits)) return;
+void DecodeLoop::FinishRecomputed(const StepPart& part, int row) {
+  if (!DrawToken(part.call, part.choice, row)) return;
   part.sequence->tokens.push_back(part.call->tokens.tokens().rbegin()->id());
   if (!part.choice->answer.finished()) scheduler_.AddRunning(part.sequence);
   Settle(part);
@@ -177,9 +190,9 @@ void DecodeLoop::Settle(const StepPart& part) {
   part.choice->sequence.reset();
 }
 
-bool DecodeLoop::DrawToken(Call* call, Choice* choice, absl::Span<float> logits) {
+bool DecodeLoop::DrawToken(Call* call, Choice* choice, int row) {
   const uint32_t position = choice->answer.position();
-  const absl::StatusOr<runtime::SampledToken> token = choice->answer.Draw(&sampler_, logits);
+  const absl::StatusOr<runtime::SampledToken> token = choice->answer.Draw(&sampler_, row);
   if (!token.ok()) {
     metrics_.nan_logits.Increment();
     BATON_LOG(Error, "draw failed", LogField("request_id", call->request.request_id),

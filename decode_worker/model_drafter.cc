@@ -31,7 +31,7 @@ ModelDrafter::ModelDrafter(const ModelDrafterOptions& options,
       metrics_(metrics),
       runner_(std::move(runner)),
       cost_(std::move(cost)),
-      sampler_(runner_->config().vocab, options.num_tokens) {
+      sampler_(*runner_, options.num_tokens) {
   if (!options.uses_target_kv) memory_.emplace(runner_->layout().num_blocks);
   parts_.reserve(options.max_batch);
   rows_.reserve(options.max_batch);
@@ -111,20 +111,20 @@ void ModelDrafter::Draft(absl::Span<Drafting* const> draftings) {
 void ModelDrafter::RunRound(int round) {
   parts_.clear();
   rows_.clear();
+  sampler_.Begin();
   StepLoad load;
   for (Drafting* drafting : jobs_) {
     AddToBatch(drafting, round);
+    drafting->answer->AskDraft(&sampler_);
     load.Add(static_cast<int>(parts_.back().tokens.size()), parts_.back().start);
   }
-  absl::Span<float> logits;
   const double start = Now();
-  const absl::Status status = runner_->Step(parts_, nullptr, &logits, nullptr);
+  const absl::Status status = sampler_.Step(parts_, nullptr, nullptr);
   const double end = Now();
   if (!status.ok()) BATON_LOG(Error, "draft step failed", LogField("status", status.ToString()));
   cost_.Observe(load, end - start);
-  const size_t vocab = runner_->config().vocab;
   for (size_t i = 0; i < jobs_.size(); ++i) {
-    const bool taken = status.ok() && Take(jobs_[i], round, logits.subspan(i * vocab, vocab));
+    const bool taken = status.ok() && Take(jobs_[i], round, static_cast<int>(i));
     // A draft model's fault ends the drafts, never the request.
     if (!taken) jobs_[i]->count = round;
   }
@@ -150,8 +150,8 @@ void ModelDrafter::AddToBatch(Drafting* drafting, int round) {
   parts_.push_back(part);
 }
 
-bool ModelDrafter::Take(Drafting* drafting, int round, absl::Span<float> logits) {
-  const absl::StatusOr<uint32_t> id = drafting->answer->DrawDraft(&sampler_, logits);
+bool ModelDrafter::Take(Drafting* drafting, int round, int row) {
+  const absl::StatusOr<uint32_t> id = drafting->answer->DrawDraft(&sampler_, row);
   if (!id.ok()) return false;
   drafting->tokens[round] = *id;
   if (memory_) {

@@ -14,7 +14,7 @@
 #include "decode_worker/step_cost.h"
 #include "engine/runtime/batch.h"
 #include "engine/runtime/model_runner.h"
-#include "engine/runtime/sampler.h"
+#include "engine/runtime/step_sampler.h"
 #include "worker/worker_metrics.h"
 
 namespace baton::decode {
@@ -78,7 +78,8 @@ class ModelDrafter : public Drafter {
   // The next draft of each of jobs_.
   void RunRound(int round);
   void AddToBatch(Drafting* drafting, int round);
-  bool Take(Drafting* drafting, int round, absl::Span<float> logits);
+  // The draft of this round, from row `row` of the step.
+  bool Take(Drafting* drafting, int round, int row);
 
   // Tokens that a sequence may lack and still be offered drafts: its first round computes them.
   int most_pending() const { return 1 + options_.max_catch_up / options_.max_batch; }
@@ -90,7 +91,7 @@ class ModelDrafter : public Drafter {
   double draw_seconds_ = 0;  // mean of one draw
   std::optional<runtime::KvMemory> memory_;
   const DraftIntake* intake_ = nullptr;
-  runtime::Sampler sampler_;
+  runtime::StepSampler sampler_;
   std::vector<runtime::StepSequence> parts_;
   std::vector<int> rows_;        // one per part
   std::vector<Drafting*> jobs_;  // that want one more draft

@@ -9,6 +9,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "engine/runtime/step_sampler.h"
 
 namespace baton::decode {
 namespace {
@@ -28,20 +29,25 @@ constexpr int kRepeats = 3;
 constexpr int kMostRepeats = 30;
 constexpr double kRepeatSeconds = 0.015;
 
-// One sequence of `context` cached tokens, whatever they hold, and `tokens` new ones.
-absl::StatusOr<double> TimeStep(runtime::ModelRunner& runner, int tokens, int context) {
+// One sequence of `context` cached tokens, whatever they hold, and `tokens` new ones, each of which
+// a token is drawn behind.
+absl::StatusOr<double> TimeStep(runtime::StepSampler* sampler, int tokens, int context) {
   const std::vector<uint32_t> ids(tokens, 0);
   std::vector<kv::BlockId> blocks(kv::BlocksFor(context + tokens));
   std::iota(blocks.begin(), blocks.end(), 0);
   std::vector<int> rows(tokens);
   std::iota(rows.begin(), rows.end(), 0);
   const runtime::StepSequence part{ids, context, blocks, rows};
+  runtime::SamplingParams greedy;
+  greedy.temperature = 0;
+  const runtime::TokenCounts none;
   double best = 0;
   double total = 0;
   for (int i = 0; i < kRepeats || (i < kMostRepeats && total < kRepeatSeconds); ++i) {
-    absl::Span<float> logits;
     const absl::Duration start = base::Clock::Real().Now();
-    BATON_RETURN_IF_ERROR(runner.Step(absl::MakeConstSpan(&part, 1), nullptr, &logits, nullptr));
+    sampler->Begin();
+    for (int row = 0; row < tokens; ++row) sampler->Add({greedy, 0, 0, 0, none});
+    BATON_RETURN_IF_ERROR(sampler->Step(absl::MakeConstSpan(&part, 1), nullptr, nullptr));
     const double seconds = absl::ToDoubleSeconds(base::Clock::Real().Now() - start);
     best = i == 0 ? seconds : std::min(best, seconds);
     total += seconds;
@@ -107,19 +113,20 @@ absl::StatusOr<StepCost> MeasureStepCost(runtime::ModelRunner& runner,
   const absl::Duration start = base::Clock::Real().Now();
   const int room = std::min(runner.max_model_len(), runner.layout().num_blocks * kv::kBlockTokens);
   const int context = std::min(kLongContext, room - 1);
+  runtime::StepSampler sampler(runner, runner.config().vocab);
   std::vector<StepCost::Point> points;
   double per_context = 0;
   double per_query_context = 0;
   for (const int tokens : kSizes) {
     if (tokens > most_tokens || tokens > room) continue;
     if (points.size() >= 2 && base::Clock::Real().Now() - start > budget) break;
-    BATON_ASSIGN_OR_RETURN(const double seconds, TimeStep(runner, tokens, 0));
+    BATON_ASSIGN_OR_RETURN(const double seconds, TimeStep(&sampler, tokens, 0));
     points.push_back({tokens, seconds});
     const bool first = points.size() == 1;
     if (!first && points.size() > 2) continue;
     // Two equations of attention's two costs: one token, and several, behind a long context.
     if (tokens + context > room || context <= 0) continue;
-    BATON_ASSIGN_OR_RETURN(const double with_context, TimeStep(runner, tokens, context));
+    BATON_ASSIGN_OR_RETURN(const double with_context, TimeStep(&sampler, tokens, context));
     const double added = std::max(0.0, with_context - seconds) / context;
     if (first) {
       per_context = added;

@@ -27,7 +27,7 @@ struct PrefillLoop::Call {
   const std::shared_ptr<PrefillSink> sink;  // shared with the gRPC call, which may end first
 
   std::optional<runtime::Sequence> sequence;
-  std::vector<runtime::Answer> answers;
+  std::vector<runtime::Answer> answers;         // from the step on that ends the prompt
   std::vector<worker::v1::Token> first_tokens;  // for the Commit
   std::optional<Ticket> ticket;
   worker::RequestTimes times;

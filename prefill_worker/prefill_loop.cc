@@ -42,10 +42,9 @@ PrefillLoop::PrefillLoop(const PrefillLoopOptions& options,
       commands_(options.max_calls),
       memory_(runner.layout().num_blocks),
       scheduler_(&memory_),
-      sampler_(runner.config().vocab, static_cast<int>(tokenizer.vocab_size())),
+      sampler_(runner, static_cast<int>(tokenizer.vocab_size())),
       batch_(options.max_sequences),
-      shipper_(runner.layout().num_layers),
-      row_(runner.config().vocab) {
+      shipper_(runner.layout().num_layers) {
   if (options_.test_poison_freed) worker::PoisonFreedBlocks(&memory_, &runner_);
   memory_.cache().set_listener(
       [this](const kv::BlockHash& hash, bool stored) { kv_events_.Add(hash, stored); });
@@ -259,7 +258,7 @@ void PrefillLoop::End(Call* call, absl::Status status) {
   metrics_.OnRequestEnd(
       status, reason == runtime::FinishReason::kNone ? runtime::FinishReason::kLength : reason,
       call->times, call->ended_at, call->request.prompt_tokens(),
-      static_cast<int>(call->answers.size()), call->request.params.max_tokens);
+      call->computed ? static_cast<int>(call->answers.size()) : 0, call->request.params.max_tokens);
   call->sink->Finish(std::move(status));
   scheduler_.Remove(&*call->sequence);
   shipper_.Abort(call->id, "request ended");

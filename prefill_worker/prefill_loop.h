@@ -103,10 +103,12 @@ class PrefillLoop : private runtime::LayerObserver {
 
   void RunStep();
   void FailStep(const absl::Status& status);
-  void FinishChunks(absl::Span<float> logits, const runtime::StepTimings& timings);
-  // Draws the first token of every choice and sends them.
-  void FinishPrompt(Call* call, absl::Span<float> logits);
-  absl::StatusOr<worker::v1::PrefillResponse> DrawFirstTokens(Call* call, absl::Span<float> logits);
+  // The step's next row is for the first token of every choice.
+  void AskFirstTokens(Call* call);
+  void FinishChunks(const runtime::StepTimings& timings);
+  // Draws the first token of every choice, from row `row` of the step, and sends them.
+  void FinishPrompt(Call* call, int row);
+  absl::StatusOr<worker::v1::PrefillResponse> DrawFirstTokens(Call* call, int row);
   void CheckTimeouts();
 
   Call* Find(CallId id);
@@ -134,13 +136,12 @@ class PrefillLoop : private runtime::LayerObserver {
   worker::KvEventLog kv_events_;  // outlives memory_, which writes it
   runtime::KvMemory memory_;
   runtime::PrefillScheduler scheduler_;
-  runtime::Sampler sampler_;
+  runtime::StepSampler sampler_;
   runtime::Batch batch_;
   KvShipper shipper_;
   std::unique_ptr<DraftPrefill> draft_;  // null without a draft model
   std::vector<runtime::PrefillChunk> chunks_;
   std::vector<Call*> step_calls_;  // of the running step, one per chunk
-  std::vector<float> row_;         // one row of logits
   absl::flat_hash_map<CallId, std::unique_ptr<Call>> calls_;
   std::vector<std::unique_ptr<Call>> gone_;  // ended while a step reads them
   bool in_step_ = false;

@@ -15,6 +15,7 @@ using worker::v1::PrefillResponse;
 
 void PrefillLoop::RunStep() {
   batch_.Clear();
+  sampler_.Begin();
   shipper_.BeginStep();
   const absl::Duration start = clock_.Now();
   step_calls_.clear();
@@ -24,18 +25,19 @@ void PrefillLoop::RunStep() {
     call->in_step = true;
     if (call->times.first_step == absl::ZeroDuration()) call->times.first_step = start;
     batch_.Add(*chunk.sequence, chunk.num_tokens, chunk.last);
+    if (chunk.last) AskFirstTokens(call);
     shipper_.AddChunk(call->id, *chunk.sequence, chunk.num_tokens);
   }
-  absl::Span<float> logits;
   runtime::StepTimings timings;
   in_step_ = true;
   commands_.RunPendingThroughout(options_.test_step_delay);
-  const absl::Status status = runner_.Step(batch_.parts(), this, &logits, &timings);
+  const absl::Status status = sampler_.Step(batch_.parts(), this, &timings);
   in_step_ = false;
   shipper_.EndStep();
   metrics_.OnStep(worker::StepPhase::kPrefill, batch_.num_tokens(), clock_.Now() - start);
   if (status.ok()) {
-    FinishChunks(logits, timings);
+    metrics_.OnRows(sampler_.num_rows(), sampler_.on_device());
+    FinishChunks(timings);
   } else {
     FailStep(status);
   }
@@ -50,13 +52,26 @@ void PrefillLoop::FailStep(const absl::Status& status) {
   }
 }
 
-void PrefillLoop::FinishChunks(absl::Span<float> logits, const runtime::StepTimings& timings) {
+void PrefillLoop::AskFirstTokens(Call* call) {
+  const uint32_t n = call->request.params.n;
+  call->answers.reserve(n);
+  for (uint32_t choice = 0; choice < n; ++choice)
+    call->answers.emplace_back(call->request, choice, tokenizer_, runner_.max_model_len());
+  if (n == 1) {
+    call->answers.front().Ask(&sampler_);
+  } else {
+    sampler_.AddShared();
+  }
+}
+
+void PrefillLoop::FinishChunks(const runtime::StepTimings& timings) {
+  int next_row = 0;
   for (size_t i = 0; i < chunks_.size(); ++i) {
     const runtime::PrefillChunk& chunk = chunks_[i];
     Call* call = step_calls_[i];
     call->in_step = false;
-    const absl::Span<float> row = chunk.last ? logits.first(row_.size()) : absl::Span<float>();
-    logits.remove_prefix(row.size());
+    const int row = next_row;
+    next_row += chunk.last ? 1 : 0;
     if (call->ended) continue;
     call->append += timings.append;
     metrics_.prompt_computed.Increment(chunk.num_tokens);
@@ -65,8 +80,8 @@ void PrefillLoop::FinishChunks(absl::Span<float> logits, const runtime::StepTimi
   }
 }
 
-void PrefillLoop::FinishPrompt(Call* call, absl::Span<float> logits) {
-  absl::StatusOr<PrefillResponse> response = DrawFirstTokens(call, logits);
+void PrefillLoop::FinishPrompt(Call* call, int row) {
+  absl::StatusOr<PrefillResponse> response = DrawFirstTokens(call, row);
   if (!response.ok()) {
     metrics_.nan_logits.Increment();
     BATON_LOG(Error, "first token failed", LogField("request_id", call->request.request_id),
@@ -101,20 +116,16 @@ void PrefillLoop::FinishPrompt(Call* call, absl::Span<float> logits) {
   }
 }
 
-absl::StatusOr<PrefillResponse> PrefillLoop::DrawFirstTokens(Call* call, absl::Span<float> logits) {
+absl::StatusOr<PrefillResponse> PrefillLoop::DrawFirstTokens(Call* call, int row) {
   PrefillResponse response;
-  call->answers.reserve(call->request.params.n);
-  for (uint32_t choice = 0; choice < call->request.params.n; ++choice) {
-    runtime::Answer& answer =
-        call->answers.emplace_back(call->request, choice, tokenizer_, runner_.max_model_len());
+  for (runtime::Answer& answer : call->answers) {
     const uint32_t position = answer.position();
-    std::copy(logits.begin(), logits.end(), row_.begin());
-    BATON_ASSIGN_OR_RETURN(const runtime::SampledToken token,
-                           answer.Draw(&sampler_, absl::MakeSpan(row_)));
-    *response.mutable_first_tokens()->add_tokens() = worker::TokenToProto(choice, position, token);
+    BATON_ASSIGN_OR_RETURN(const runtime::SampledToken token, answer.Draw(&sampler_, row));
+    *response.mutable_first_tokens()->add_tokens() =
+        worker::TokenToProto(answer.choice(), position, token);
     if (answer.finished()) {
       *response.mutable_first_tokens()->add_finished() =
-          worker::FinishToProto(choice, answer.finish());
+          worker::FinishToProto(answer.choice(), answer.finish());
     }
   }
   return response;

@@ -151,6 +151,7 @@ ENGINE = [
         Panel("Duration of a step", quantiles("baton_iteration_duration_seconds", "phase, role", WORKER, (0.5, 0.95), " {{role}} {{phase}}"), "s"),
         Panel("Tokens in a step", quantiles("baton_iteration_tokens", "role", WORKER, (0.5, 0.95), " {{role}}"), "suffix: tok"),
         Panel("Between two steps", quantiles("baton_step_gap_seconds", "role", WORKER, (0.5, 0.95), " {{role}}"), "s"),
+        Panel("Tokens drawn, by where", rate("baton_sampled_rows_total", "place, role", WORKER, "{{role}}: {{place}}"), "cps", stack=True, help="Rows of logits. With a device, rows on the host are steps that it cannot draw: several choices of one prompt, or very many penalties."),
         Panel("Put back for want of blocks", rate("baton_preemptions_total", "role, instance", WORKER, "{{role}} {{instance}}"), "cps"),
     ]),
     ("KV cache", [

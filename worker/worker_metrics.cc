@@ -50,6 +50,8 @@ WorkerMetrics::WorkerMetrics(base::Metrics* metrics)
       finished_error_(metrics->counter(CounterId::kRequestsFinished, "error")),
       saturated_{metrics->counter(CounterId::kKvFp8Saturated, "k"),
                  metrics->counter(CounterId::kKvFp8Saturated, "v")},
+      rows_on_device_(metrics->counter(CounterId::kSampledRows, "device")),
+      rows_on_host_(metrics->counter(CounterId::kSampledRows, "host")),
       e2e_(metrics->histogram(HistogramId::kE2eRequestLatency)),
       queue_(metrics->histogram(HistogramId::kRequestQueueTime)),
       prefill_(metrics->histogram(HistogramId::kRequestPrefillTime)),
@@ -183,6 +185,10 @@ void WorkerMetrics::CountSaturated(const std::array<uint64_t, 2>& total,
     saturated_[side].Increment(
         static_cast<double>(total[side] - std::exchange((*counted)[side], total[side])));
   }
+}
+
+void WorkerMetrics::OnRows(int rows, bool on_device) const {
+  (on_device ? rows_on_device_ : rows_on_host_).Increment(rows);
 }
 
 void WorkerMetrics::SetTransfers(int prealloc, int inflight, int waiting_prefill) const {

@@ -41,6 +41,8 @@ class WorkerMetrics {
                     int generated_tokens,
                     uint32_t max_tokens) const;
   void OnStep(StepPhase phase, int tokens, absl::Duration duration) const;
+  // A step has drawn from `rows` rows of logits, on the device or on the host.
+  void OnRows(int rows, bool on_device) const;
   // A hand-over has landed: `duration` as in TransferResult::busy or ReceiverEvent::arrival.
   void OnTransfer(absl::string_view transport,
                   bool send,
@@ -82,6 +84,7 @@ class WorkerMetrics {
   base::Histogram accept_length_;
   base::Counter finished_stop_, finished_length_, finished_abort_, finished_error_;
   std::array<base::Counter, 2> saturated_;  // K, V
+  base::Counter rows_on_device_, rows_on_host_;
   base::Histogram e2e_, queue_, prefill_, decode_, inference_, per_token_;
   base::Histogram prompt_tokens_, generated_tokens_, max_tokens_;
   base::Histogram iteration_tokens_;

@@ -32,6 +32,8 @@
     "Requests that ended because their logits were not finite.")                                  \
   X(KvFp8Saturated, "baton_kv_fp8_saturated_total", kWorkers, "tensor=k|v",                       \
     "Sampled K and V values beyond the range of e4m3.")                                           \
+  X(SampledRows, "baton_sampled_rows_total", kWorkers, "place=device|host",                       \
+    "Rows of logits that tokens were drawn from: on the device, or moved to the host.")           \
   /* Speculation. */                                                                              \
   X(SpecDecodeDrafts, "baton_spec_decode_drafts_total", kDecode, "",                              \
     "Rows of draft tokens that a step has verified, one a sequence.")                             \

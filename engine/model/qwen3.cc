@@ -46,6 +46,7 @@ absl::Status Qwen3::Forward(const ForwardInputs& inputs,
   pass.sequences = inputs.sequences;
   pass.logit_rows = inputs.logit_rows;
   pass.in_one_go = inputs.in_one_go;
+  pass.draws = inputs.draws;
   bool told = false;  // on_layer has been called
   const auto issue = [&](bool whole) {
     told = !whole;

@@ -28,6 +28,8 @@ struct ForwardInputs {
   absl::Span<const ops::KvCacheView> layers;      // [L]
   // on_layer may come for all layers when the pass is over.
   bool in_one_go = false;
+  // As in ops::PassInputs: with draws no logits are written.
+  const ops::Draws* draws = nullptr;
 };
 
 struct ForwardTimings {

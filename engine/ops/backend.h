@@ -36,6 +36,7 @@
 #include "absl/types/span.h"
 #include "engine/base/buffer.h"
 #include "engine/kv/kv_layout.h"
+#include "engine/ops/sample.h"
 #include "engine/parallel/tp_group.h"
 
 namespace baton::ops {
@@ -171,6 +172,8 @@ struct PassInputs {
   absl::Span<const int32_t> logit_rows;      // [R]
   // Nobody looks at keys and values before the pass is over.
   bool in_one_go = false;
+  // Tokens are drawn from all rows and no logits are given out; null: as the caller draws himself.
+  const Draws* draws = nullptr;
 };
 
 // Memory of the device that a backend computes on.
@@ -242,11 +245,20 @@ class Backend {
   virtual absl::Status CopyFromPool(uint8_t* host, const uint8_t* pool, size_t bytes);
   virtual absl::Status CopyToPool(uint8_t* pool, const uint8_t* host, size_t bytes);
 
+  // Makes room for passes with draws, at most `limits` of them, whose tokens the device draws by
+  // itself: then a pass costs a few bytes a row where logits would be 4V. False: this backend gives
+  // out logits only, as do those that compute on the host, where nothing has to be moved, and the
+  // ranks of a group, each of which has a part of a row. Once, after JoinGroup. Errors:
+  // RESOURCE_EXHAUSTED.
+  virtual absl::StatusOr<bool> ReserveDraws(const DrawLimits& limits) { return false; }
+
   // Runs a pass. `issue(whole)` calls its operations, with these inputs, the last of them Logits
   // into `logits` [R, V]. Here that is all there is to it. A device may know the operations of such
   // a pass by heart, and then it does not call `issue`, or it may call it twice to learn them.
   // `whole`: the operations are issued without Synchronize between them; only where
-  // inputs.in_one_go allows it. Errors: those of `issue`.
+  // inputs.in_one_go allows it. With draws `logits` is null, and the tokens drawn from the rows are
+  // in inputs.draws->results at the end. Errors: those of `issue`; INVALID_ARGUMENT for draws
+  // beyond what was reserved, or that are not one a row, before anything is issued.
   virtual absl::Status RunPass(const PassInputs& inputs,
                                absl::FunctionRef<absl::Status(bool whole)> issue,
                                float* logits) {
@@ -309,7 +321,7 @@ class Backend {
                                   Activation* out) = 0;
 
   // logits[r] = norm(residual[rows[r]]) * head^T.   rows [R]   weight [E]   head [V, E]   logits
-  // [R, V] f32 host out
+  // [R, V] f32 host out; null in a pass with draws: they stay on the device
   virtual absl::Status Logits(const Activation& residual,
                               absl::Span<const int32_t> rows,
                               absl::Span<const float> weight,

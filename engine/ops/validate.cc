@@ -1,5 +1,7 @@
 #include "engine/ops/validate.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
 #include "engine/ops/quantize.h"
@@ -141,6 +143,28 @@ absl::Status CheckPagedAttention(const PagedAttentionArgs& args,
     next += sequence.query_len;
   }
   return CheckEqual(what, "queries", next, args.num_tokens);
+}
+
+absl::Status CheckDraws(const PassInputs& inputs, const DrawLimits& limits) {
+  const Draws& draws = *inputs.draws;
+  const auto num_rows = static_cast<int64_t>(draws.rows.size());
+  const auto num_edits = static_cast<int64_t>(draws.edits.size());
+  BATON_RETURN_IF_ERROR(CheckAtMost("draws", "rows", num_rows, limits.rows));
+  BATON_RETURN_IF_ERROR(CheckAtMost("draws", "edits", num_edits, limits.edits));
+  BATON_RETURN_IF_ERROR(
+      CheckEqual("draws", "rows", num_rows, static_cast<int64_t>(inputs.logit_rows.size())));
+  BATON_RETURN_IF_ERROR(
+      CheckEqual("draws", "results", static_cast<int64_t>(draws.results.size()), num_rows));
+  for (const SampleRow& row : draws.rows) {
+    BATON_RETURN_IF_ERROR(CheckAtMost("draws", "first_edit", row.first_edit, num_edits));
+    BATON_RETURN_IF_ERROR(
+        CheckAtMost("draws", "num_edits", row.num_edits, num_edits - row.first_edit));
+    BATON_RETURN_IF_ERROR(
+        CheckAtMost("draws", "logprobs", std::max(row.num_logprobs, 0), kMaxLogprobs));
+  }
+  for (const TokenEdit& edit : draws.edits)
+    BATON_RETURN_IF_ERROR(CheckAtMost("draws", "edit", edit.id, draws.num_tokens - 1));
+  return absl::OkStatus();
 }
 
 int SplitK(int cols, WeightDtype dtype) {

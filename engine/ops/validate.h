@@ -29,6 +29,10 @@ absl::Status CheckPagedAttention(const PagedAttentionArgs& args,
                                  int qkv_width,
                                  int out_width);
 
+// One draw and one place for its result for each row of logits, all of it within `limits`; edits of
+// tokens that may be drawn.
+absl::Status CheckDraws(const PassInputs& inputs, const DrawLimits& limits);
+
 // Where ProjectAdd cuts K: half of it, rounded up to the dtype's step along k.
 int SplitK(int cols, WeightDtype dtype);
 

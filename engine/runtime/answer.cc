@@ -47,9 +47,25 @@ Answer::Answer(const EngineRequest& request,
   }
 }
 
-absl::StatusOr<SampledToken> Answer::Draw(Sampler* sampler, absl::Span<float> logits) {
-  BATON_ASSIGN_OR_RETURN(SampledToken token, sampler->Sample(request_.params, choice_, position_,
-                                                             num_output_, counts_, logits));
+DrawSite Answer::Site(size_t ahead) const {
+  const auto later = static_cast<uint32_t>(ahead);
+  return {request_.params, choice_, position_ + later, num_output_ + later, counts_};
+}
+
+void Answer::Ask(StepSampler* sampler, absl::Span<const uint32_t> drafts) {
+  BATON_CHECK(drafts_.empty());
+  // What is drawn on the host is drawn when the drafts before it have been accepted.
+  const bool count = sampler->on_device();
+  sampler->Add(Site(0));
+  for (size_t i = 0; i < drafts.size(); ++i) {
+    if (count) counts_.AddOutput(drafts[i]);
+    sampler->Add(Site(i + 1));
+  }
+  for (size_t i = 0; count && i < drafts.size(); ++i) counts_.RemoveOutput(drafts[i]);
+}
+
+absl::StatusOr<SampledToken> Answer::Draw(StepSampler* sampler, int row) {
+  BATON_ASSIGN_OR_RETURN(SampledToken token, sampler->Draw(row, Site(0)));
   Accept(token.id);
   return token;
 }
@@ -62,11 +78,12 @@ void Answer::Accept(uint32_t id) {
   finish_ = Judge(id);
 }
 
-absl::StatusOr<uint32_t> Answer::DrawDraft(Sampler* sampler, absl::Span<float> logits) {
-  const auto ahead = static_cast<uint32_t>(drafts_.size());
-  BATON_ASSIGN_OR_RETURN(const uint32_t id,
-                         sampler->SampleId(request_.params, choice_, position_ + ahead,
-                                           num_output_ + ahead, counts_, logits));
+void Answer::AskDraft(StepSampler* sampler) const {
+  sampler->Add(Site(drafts_.size()), /*with_logprobs=*/false);
+}
+
+absl::StatusOr<uint32_t> Answer::DrawDraft(StepSampler* sampler, int row) {
+  BATON_ASSIGN_OR_RETURN(const uint32_t id, sampler->DrawId(row, Site(drafts_.size())));
   counts_.AddOutput(id);
   drafts_.push_back(id);
   return id;

@@ -8,6 +8,7 @@
 
 #include "engine/runtime/sampler.h"
 #include "engine/runtime/sequence.h"
+#include "engine/runtime/step_sampler.h"
 #include "engine/text/stop_matcher.h"
 #include "engine/text/tokenizer.h"
 
@@ -33,16 +34,21 @@ class Answer {
          const text::Tokenizer& tokenizer,
          int max_model_len);
 
-  // Draws the next token from a row of logits, which is scratch, and takes it into the answer.
-  // Errors: those of Sampler::Sample.
-  absl::StatusOr<SampledToken> Draw(Sampler* sampler, absl::Span<float> logits);
+  // The next row of a step is for the answer's next token, and those behind it for the tokens after
+  // `drafts`, one a draft: each of them counts only if the drafts before it are right, so it is
+  // drawn as if they were part of the answer.
+  void Ask(StepSampler* sampler, absl::Span<const uint32_t> drafts = {});
+  // Takes the next token, drawn from row `row` of the step, into the answer. Errors: those of
+  // Sampler::Sample.
+  absl::StatusOr<SampledToken> Draw(StepSampler* sampler, int row);
   // Takes a token that was drawn elsewhere.
   void Accept(uint32_t id);
 
-  // What a draft model's row of logits, which is scratch, says would be drawn next: with the same
-  // noise, filters and penalties, as if the drafts before it were part of the answer. Errors: those
-  // of Sampler::SampleId.
-  absl::StatusOr<uint32_t> DrawDraft(Sampler* sampler, absl::Span<float> logits);
+  // The next row of a draft model's step is for what would be drawn next: with the same noise,
+  // filters and penalties, as if the drafts before it were part of the answer.
+  void AskDraft(StepSampler* sampler) const;
+  // Takes that draft, from row `row`. Errors: those of Sampler::SampleId.
+  absl::StatusOr<uint32_t> DrawDraft(StepSampler* sampler, int row);
   // Forgets the drafts: only Draw says what the answer is.
   void TakeBackDrafts();
   bool IsStopToken(uint32_t id) const;
@@ -58,6 +64,8 @@ class Answer {
   const Finish& finish() const { return finish_; }
 
  private:
+  // Of the token `ahead` places behind the next one.
+  DrawSite Site(size_t ahead) const;
   Finish Judge(uint32_t id);
 
   const EngineRequest& request_;

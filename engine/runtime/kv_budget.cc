@@ -20,6 +20,11 @@ constexpr double kUtilizationWarning = 0.95;
 constexpr uint64_t kBlocksMax = std::numeric_limits<int32_t>::max() / kv::kBlockTokens;
 constexpr double kF32Bytes = 4;
 
+// Edits that a step may have: 1.3 MB at least, and 20 kB for each row. Where there are more, moving
+// logits costs not much more than moving edits.
+constexpr int kLeastEdits = 65536;
+constexpr int kEditsPerRow = 1024;
+
 std::string Figures(const KvBudgetInputs& in) {
   return absl::StrCat("total_bytes=", in.memory.total_bytes, " free_bytes=", in.memory.free_bytes,
                       " gpu_memory_utilization=", in.utilization,
@@ -84,10 +89,17 @@ absl::StatusOr<KvBudget> PlanKvPool(const KvBudgetInputs& inputs) {
   return budget;
 }
 
+ops::DrawLimits DrawLimitsOf(int max_logit_rows) {
+  return {max_logit_rows, std::max(kLeastEdits, kEditsPerRow * max_logit_rows)};
+}
+
 uint64_t WorkspaceBytes(const model::ModelConfig& config, const ModelRunnerOptions& options) {
   const double gate_up = 2.0 * config.ffn * options.max_step_tokens;
   const double logits = 1.0 * options.max_logit_rows * (config.vocab + config.hidden);
-  return static_cast<uint64_t>((gate_up + logits) * kF32Bytes);
+  const ops::DrawLimits draws = DrawLimitsOf(options.max_logit_rows);
+  const size_t drawn = draws.rows * (sizeof(ops::SampleRow) + sizeof(ops::SampleResult)) +
+                       draws.edits * sizeof(ops::TokenEdit);
+  return static_cast<uint64_t>((gate_up + logits) * kF32Bytes) + drawn;
 }
 
 uint64_t HalfOfHostMemory() {

@@ -38,8 +38,12 @@ inline constexpr uint64_t kHostPoolBytes = uint64_t{1} << 30;
 // when not one block fits.
 absl::StatusOr<KvBudget> PlanKvPool(const KvBudgetInputs& inputs);
 
-// What a backend on a device allocates when the largest step first runs: what gate and up give, and
-// the logits.
+// What a backend on a device is to have room for where steps have this many rows of logits. An
+// answer with penalties has an edit for each different token in it, in every row.
+ops::DrawLimits DrawLimitsOf(int max_logit_rows);
+
+// What a backend on a device allocates, most of it when the largest step first runs: what gate and
+// up give, the logits, and what is drawn from them.
 uint64_t WorkspaceBytes(const model::ModelConfig& config, const ModelRunnerOptions& options);
 
 uint64_t HalfOfHostMemory();

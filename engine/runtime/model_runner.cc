@@ -51,29 +51,21 @@ class Runner : public ModelRunner {
                     LayerObserver* observer,
                     absl::Span<float>* logits,
                     StepTimings* timings) override {
-    const absl::Duration start = base::Clock::Real().Now();
-    BATON_RETURN_IF_ERROR(inputs_->Fill(sequences));
-    model::ForwardInputs forward;
-    forward.ids = inputs_->ids();
-    forward.positions = inputs_->positions();
-    forward.slots = inputs_->slots();
-    forward.sequences = inputs_->sequences();
-    forward.logit_rows = inputs_->logit_rows();
-    forward.in_one_go = observer == nullptr || !observer->reads_kv_pool();
-    const auto on_layer = [&](int layer) {
-      if (observer != nullptr) observer->OnLayerDone(layer);
-    };
-    const auto make_visible = [&](int rank, int layer) { return MakeVisible(rank, layer); };
-    const Ranks::OnAppended on_appended = make_visible;
-    const bool is_read = !device_pools_.empty() && observer != nullptr && observer->reads_kv_pool();
-    model::ForwardTimings forward_timings;
-    BATON_RETURN_IF_ERROR(ranks_->Forward(forward, is_read ? &on_appended : nullptr, on_layer,
-                                          logits_data(), &forward_timings));
+    BATON_RETURN_IF_ERROR(RunStep(sequences, observer, nullptr, timings));
     if (logits != nullptr)
-      *logits = absl::MakeSpan(logits_data(), forward.logit_rows.size() * config().vocab);
-    SampleSaturation(sequences);
-    if (timings != nullptr) *timings = {base::Clock::Real().Now() - start, forward_timings.append};
+      *logits = absl::MakeSpan(logits_data(), inputs_->logit_rows().size() * config().vocab);
     return absl::OkStatus();
+  }
+
+  ops::DrawLimits draw_limits() const override { return draw_limits_; }
+
+  absl::Status StepAndDraw(absl::Span<const StepSequence> sequences,
+                           LayerObserver* observer,
+                           const ops::Draws& draws,
+                           StepTimings* timings) override {
+    if (draw_limits_.rows == 0)
+      return ModelRunner::StepAndDraw(sequences, observer, draws, timings);
+    return RunStep(sequences, observer, &draws, timings);
   }
 
   const model::ModelConfig& config() const override { return checkpoint_->config(); }
@@ -149,6 +141,36 @@ class Runner : public ModelRunner {
   }
 
  private:
+  // With `draws` tokens are drawn, else logits_ is filled in.
+  absl::Status RunStep(absl::Span<const StepSequence> sequences,
+                       LayerObserver* observer,
+                       const ops::Draws* draws,
+                       StepTimings* timings) {
+    const absl::Duration start = base::Clock::Real().Now();
+    BATON_RETURN_IF_ERROR(inputs_->Fill(sequences));
+    model::ForwardInputs forward;
+    forward.ids = inputs_->ids();
+    forward.positions = inputs_->positions();
+    forward.slots = inputs_->slots();
+    forward.sequences = inputs_->sequences();
+    forward.logit_rows = inputs_->logit_rows();
+    forward.in_one_go = observer == nullptr || !observer->reads_kv_pool();
+    forward.draws = draws;
+    const auto on_layer = [&](int layer) {
+      if (observer != nullptr) observer->OnLayerDone(layer);
+    };
+    const auto make_visible = [&](int rank, int layer) { return MakeVisible(rank, layer); };
+    const Ranks::OnAppended on_appended = make_visible;
+    const bool is_read = !device_pools_.empty() && observer != nullptr && observer->reads_kv_pool();
+    model::ForwardTimings forward_timings;
+    BATON_RETURN_IF_ERROR(ranks_->Forward(forward, is_read ? &on_appended : nullptr, on_layer,
+                                          draws == nullptr ? logits_data() : nullptr,
+                                          &forward_timings));
+    SampleSaturation(sequences);
+    if (timings != nullptr) *timings = {base::Clock::Real().Now() - start, forward_timings.append};
+    return absl::OkStatus();
+  }
+
   absl::Status ResolveOptions(const ModelRunnerOptions& options) {
     if (options.max_step_tokens < 1 || options.max_logit_rows < 1) {
       return absl::InvalidArgumentError(absl::StrCat("max_step_tokens=", options.max_step_tokens,
@@ -260,6 +282,9 @@ class Runner : public ModelRunner {
     ranks_->SetPool(
         layout_, [this](int rank) { return computed_part(rank); },
         [this](int layer) { return kv_scales(layer); });
+    BATON_ASSIGN_OR_RETURN(const bool draws,
+                           backend().ReserveDraws(DrawLimitsOf(options.max_logit_rows)));
+    if (draws) draw_limits_ = DrawLimitsOf(options.max_logit_rows);
     StepLimits limits;
     limits.max_tokens = options.max_step_tokens;
     limits.max_logit_rows = options.max_logit_rows;
@@ -351,12 +376,20 @@ class Runner : public ModelRunner {
   // its device; pool_ is a mirror or empty.
   std::vector<base::Buffer> device_pools_;
   base::Buffer logits_;
+  ops::DrawLimits draw_limits_;
   std::unique_ptr<StepInputs> inputs_;
   int sampled_layer_ = 0;
   std::array<uint64_t, 2> saturated_ = {0, 0};
 };
 
 }  // namespace
+
+absl::Status ModelRunner::StepAndDraw(absl::Span<const StepSequence> sequences,
+                                      LayerObserver* observer,
+                                      const ops::Draws& draws,
+                                      StepTimings* timings) {
+  return absl::UnimplementedError("step: this backend draws no tokens");
+}
 
 void ModelRunner::ReadBlock(kv::BlockId block, uint8_t* out) {
   BATON_CHECK(block >= 0 && block < layout().num_blocks);

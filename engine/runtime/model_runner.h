@@ -97,6 +97,16 @@ class ModelRunner {
                             absl::Span<float>* logits,
                             StepTimings* timings) = 0;
 
+  // What StepAndDraw takes. No rows: it is not there, and tokens are drawn from the logits of Step.
+  virtual ops::DrawLimits draw_limits() const { return {}; }
+  // Step, but a token is drawn from each row while the logits are on the device: they do not come
+  // to the host. Errors: those of Step; INVALID_ARGUMENT when `draws` are not one a row or more
+  // than draw_limits.
+  virtual absl::Status StepAndDraw(absl::Span<const StepSequence> sequences,
+                                   LayerObserver* observer,
+                                   const ops::Draws& draws,
+                                   StepTimings* timings);
+
   virtual const model::ModelConfig& config() const = 0;
   virtual const model::Checkpoint& checkpoint() const = 0;
   virtual const kv::KvLayout& layout() const = 0;

@@ -248,6 +248,24 @@ float ReachedBy(absl::Span<const float> logits, size_t count, std::vector<float>
   return *at;
 }
 
+float Clamped(double logit) {
+  constexpr double kLimit = std::numeric_limits<float>::max();
+  return static_cast<float>(std::clamp(logit, -kLimit, kLimit));
+}
+
+// The logit that takes the place of edit.raw.
+float Edited(const SamplingParams& params, const ops::TokenEdit& edit) {
+  if (edit.masked) return kMasked;
+  float logit = edit.raw;
+  if (edit.has_bias) logit = Clamped(double{logit} + edit.bias);
+  if (!edit.penalised) return logit;
+  double value = logit;
+  value = value > 0 ? value / params.repetition_penalty : value * params.repetition_penalty;
+  if (edit.output_count > 0)
+    value -= double{params.frequency_penalty} * edit.output_count + params.presence_penalty;
+  return Clamped(value);
+}
+
 // The lowest finite float that is not below `limit`: both say the same of every finite float.
 float FloatNotBelow(double limit) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -262,16 +280,10 @@ double GumbelNoise(uint64_t seed, uint32_t choice, uint32_t position, uint32_t i
   return GumbelFromBits(NoiseBits(StreamKey(seed, choice, position), id));
 }
 
-void TokenCounts::AddPrompt(absl::Span<const uint32_t> ids) {
-  for (const uint32_t id : ids) counts_[id].in_prompt = true;
-}
+absl::Status NotFinite() { return absl::InternalError("logits: not finite"); }
 
-void TokenCounts::AddOutput(uint32_t id) { ++counts_[id].output; }
-
-void TokenCounts::RemoveOutput(uint32_t id) {
-  const auto found = counts_.find(id);
-  BATON_CHECK(found != counts_.end() && found->second.output > 0, "id=", id);
-  if (--found->second.output == 0 && !found->second.in_prompt) counts_.erase(found);
+absl::Status NoTokenLeft() {
+  return absl::InvalidArgumentError("min_tokens: every token is a stop token");
 }
 
 Sampler::Sampler(int vocab_size, int num_tokens)
@@ -289,7 +301,7 @@ absl::StatusOr<SampledToken> Sampler::Sample(const SamplingParams& params,
                                              const TokenCounts& counts,
                                              absl::Span<float> logits) {
   BATON_CHECK(static_cast<int>(logits.size()) == vocab_size_);
-  if (!AllFinite(logits)) return absl::InternalError("logits: not finite");
+  if (!AllFinite(logits)) return NotFinite();
   const absl::Span<float> tokens = logits.first(num_tokens_);
 
   SampledToken result;
@@ -316,7 +328,7 @@ absl::StatusOr<uint32_t> Sampler::SampleId(const SamplingParams& params,
                                            const TokenCounts& counts,
                                            absl::Span<float> logits) {
   BATON_CHECK(static_cast<int>(logits.size()) == vocab_size_);
-  if (!AllFinite(logits)) return absl::InternalError("logits: not finite");
+  if (!AllFinite(logits)) return NotFinite();
   return Choose(params, choice, position, output_tokens, counts, logits.first(num_tokens_));
 }
 
@@ -326,10 +338,7 @@ absl::StatusOr<uint32_t> Sampler::Choose(const SamplingParams& params,
                                          uint32_t output_tokens,
                                          const TokenCounts& counts,
                                          absl::Span<float> tokens) {
-  changed_.clear();
-  BATON_RETURN_IF_ERROR(ApplyBias(params, tokens));
-  ApplyPenalties(params, counts, tokens);
-  BATON_RETURN_IF_ERROR(MaskStopTokens(params, output_tokens, tokens));
+  BATON_RETURN_IF_ERROR(Edit(params, output_tokens, counts, tokens));
   const uint32_t greedy = ArgMax(tokens);
   if (IsGreedy(params)) return greedy;
   const float best = tokens[greedy];
@@ -343,48 +352,20 @@ absl::StatusOr<uint32_t> Sampler::Choose(const SamplingParams& params,
   return Draw(params, choice, position, best);
 }
 
-absl::Status Sampler::ApplyBias(const SamplingParams& params, absl::Span<float> logits) {
-  for (const auto& [id, bias] : params.logit_bias) {
-    if (id >= logits.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("logit_bias: token_id=", id, " vocabulary=", logits.size()));
-    }
-    Change(logits, id, double{logits[id]} + bias);
+absl::Status Sampler::Edit(const SamplingParams& params,
+                           uint32_t output_tokens,
+                           const TokenCounts& counts,
+                           absl::Span<float> logits) {
+  edits_.clear();
+  BATON_RETURN_IF_ERROR(
+      AppendTokenEdits(params, output_tokens, counts, static_cast<int>(logits.size()), &edits_));
+  bool any_masked = false;
+  for (ops::TokenEdit& edit : edits_) {
+    edit.raw = logits[edit.id];
+    logits[edit.id] = Edited(params, edit);
+    any_masked = any_masked || edit.masked;
   }
-  return absl::OkStatus();
-}
-
-void Sampler::ApplyPenalties(const SamplingParams& params,
-                             const TokenCounts& counts,
-                             absl::Span<float> logits) {
-  if (params.repetition_penalty == 1 && params.presence_penalty == 0 &&
-      params.frequency_penalty == 0) {
-    return;
-  }
-  for (const auto& [id, count] : counts.counts()) {
-    if (id >= logits.size()) continue;  // a prompt may hold ids that are never drawn
-    double logit = logits[id];
-    logit = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
-    if (count.output > 0) {
-      logit -= double{params.frequency_penalty} * count.output + params.presence_penalty;
-    }
-    Change(logits, id, logit);
-  }
-}
-
-absl::Status Sampler::MaskStopTokens(const SamplingParams& params,
-                                     uint32_t output_tokens,
-                                     absl::Span<float> logits) {
-  if (output_tokens >= params.min_tokens || params.stop_token_ids.empty()) return absl::OkStatus();
-  for (const uint32_t id : params.stop_token_ids) {
-    if (id < logits.size()) {
-      changed_.emplace_back(id, logits[id]);
-      logits[id] = kMasked;
-    }
-  }
-  if (Max(logits) == kMasked) {
-    return absl::InvalidArgumentError("min_tokens: every token is a stop token");
-  }
+  if (any_masked && Max(logits) == kMasked) return NoTokenLeft();
   return absl::OkStatus();
 }
 
@@ -536,15 +517,9 @@ uint32_t Sampler::Draw(const SamplingParams& params,
   return winner;
 }
 
-void Sampler::Change(absl::Span<float> logits, uint32_t id, double value) {
-  constexpr double kLimit = std::numeric_limits<float>::max();
-  changed_.emplace_back(id, logits[id]);
-  logits[id] = static_cast<float>(std::clamp(value, -kLimit, kLimit));
-}
-
 float Sampler::RawLogit(absl::Span<const float> logits, uint32_t id) const {
-  for (const auto& [changed_id, raw] : changed_) {
-    if (changed_id == id) return raw;
+  for (const ops::TokenEdit& edit : edits_) {
+    if (edit.id == static_cast<int32_t>(id)) return edit.raw;
   }
   return logits[id];
 }

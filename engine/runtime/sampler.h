@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "engine/runtime/sampling_params.h"
+#include "engine/runtime/token_edits.h"
 
 namespace baton::runtime {
 
@@ -23,25 +23,6 @@ struct SampledToken {
   // filters.
   float logprob = 0;
   std::vector<std::pair<uint32_t, float>> top;  // most likely first; ties by id
-};
-
-// What penalties need to know of one choice: counts of prompt and output tokens. Thread-compatible.
-class TokenCounts {
- public:
-  // `prompt` counts for the repetition penalty only.
-  void AddPrompt(absl::Span<const uint32_t> ids);
-  void AddOutput(uint32_t id);
-  // Takes back the last addition of `id` (a rejected draft).
-  void RemoveOutput(uint32_t id);
-
-  struct Count {
-    bool in_prompt = false;
-    int32_t output = 0;
-  };
-  const absl::flat_hash_map<uint32_t, Count>& counts() const { return counts_; }
-
- private:
-  absl::flat_hash_map<uint32_t, Count> counts_;
 };
 
 // Owns scratch memory, so one per engine thread. Engine thread only.
@@ -93,13 +74,11 @@ class Sampler {
                                   uint32_t output_tokens,
                                   const TokenCounts& counts,
                                   absl::Span<float> tokens);
-  absl::Status ApplyBias(const SamplingParams& params, absl::Span<float> logits);
-  void ApplyPenalties(const SamplingParams& params,
-                      const TokenCounts& counts,
-                      absl::Span<float> logits);
-  absl::Status MaskStopTokens(const SamplingParams& params,
-                              uint32_t output_tokens,
-                              absl::Span<float> logits);
+  // Steps 1 to 3: makes edits_ and applies them.
+  absl::Status Edit(const SamplingParams& params,
+                    uint32_t output_tokens,
+                    const TokenCounts& counts,
+                    absl::Span<float> logits);
   // `total`: what all weights add up to, where top_p is a share of that.
   void CollectCandidates(const SamplingParams& params,
                          float best,
@@ -113,8 +92,7 @@ class Sampler {
   // Sets weights_, each candidate's part beside that of `best`; returns their sum.
   double Weigh(float best, double per_logit);
   uint32_t Draw(const SamplingParams& params, uint32_t choice, uint32_t position, float best) const;
-  // Writes a logit and remembers what the model gave.
-  void Change(absl::Span<float> logits, uint32_t id, double value);
+  // The logit that the model gave, before edits_.
   float RawLogit(absl::Span<const float> logits, uint32_t id) const;
 
   int vocab_size_;
@@ -122,8 +100,13 @@ class Sampler {
   std::vector<std::pair<float, uint32_t>> candidates_;  // (logit, id)
   std::vector<double> weights_;                         // of the candidates
   std::vector<float> maxima_;                           // of blocks of logits
-  std::vector<std::pair<uint32_t, float>> changed_;     // (id, logit before its first change)
+  std::vector<ops::TokenEdit> edits_;                   // of the row
 };
+
+// What Sample answers for logits that are not finite, and where no token may be drawn; for those
+// who draw elsewhere.
+absl::Status NotFinite();
+absl::Status NoTokenLeft();
 
 // The noise of a draw: standard Gumbel, a pure function of its key. Within (-3.7, 36.8).
 double GumbelNoise(uint64_t seed, uint32_t choice, uint32_t position, uint32_t id);

@@ -14,6 +14,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/status_macros.h"
 #include "engine/runtime/model_runner.h"
+#include "engine/runtime/step_sampler.h"
 #include "tests/device/device_bench.h"
 #include "tests/device/floors.h"
 
@@ -57,10 +58,14 @@ absl::StatusOr<std::string> WriteConfig(const std::string& name) {
   return folder;
 }
 
-// Sequences that each have blocks of their own.
+// Sequences that each have blocks of their own. Tokens are drawn as a worker draws them, by the
+// usual filters.
 class Sequences {
  public:
-  Sequences(ModelRunner* runner, int count, int tokens_each) : runner_(*runner) {
+  Sequences(ModelRunner* runner, int count, int tokens_each)
+      : runner_(*runner), sampler_(*runner, runner->config().vocab) {
+    params_.temperature = 0.7f;
+    params_.top_p = 0.9f;
     const int blocks = kv::BlocksFor(tokens_each);
     for (int s = 0; s < count; ++s) {
       std::vector<kv::BlockId>& table = tables_.emplace_back(blocks);
@@ -68,14 +73,12 @@ class Sequences {
     }
   }
 
-  // Computes `count` tokens of one sequence from `start` on, with or without logits of the last.
-  absl::Status Prefill(int sequence, int start, int count, bool logits) {
+  // Computes `count` tokens of one sequence from `start` on; may draw a token behind the last.
+  absl::Status Prefill(int sequence, int start, int count, bool draw) {
     std::vector<uint32_t> ids(count);
     for (int i = 0; i < count; ++i) ids[i] = Id(start + i);
     const std::vector<int> last = {count - 1}, none;
-    absl::Span<float> out;
-    return runner_.Step({{ids, start, tables_[sequence], logits ? last : none}}, nullptr, &out,
-                        nullptr);
+    return Step({{ids, start, tables_[sequence], draw ? last : none}}, draw ? 1 : 0);
   }
 
   // One more token of each.
@@ -84,27 +87,37 @@ class Sequences {
     const std::vector<int> row = {0};
     std::vector<runtime::StepSequence> parts;
     for (const auto& table : tables_) parts.push_back({id, context, table, row});
-    absl::Span<float> out;
-    return runner_.Step(parts, nullptr, &out, nullptr);
+    return Step(parts, static_cast<int>(parts.size()));
   }
 
  private:
+  absl::Status Step(const std::vector<runtime::StepSequence>& parts, int rows) {
+    const runtime::DrawSite site = {params_, 0, 0, 0, no_counts_};
+    sampler_.Begin();
+    for (int row = 0; row < rows; ++row) sampler_.Add(site);
+    BATON_RETURN_IF_ERROR(sampler_.Step(parts, nullptr, nullptr));
+    for (int row = 0; row < rows; ++row) BATON_RETURN_IF_ERROR(sampler_.Draw(row, site).status());
+    return absl::OkStatus();
+  }
   uint32_t Id(int position) const {
     return static_cast<uint32_t>(position * 7919 + 13) %
            static_cast<uint32_t>(runner_.config().vocab);
   }
 
   ModelRunner& runner_;
+  runtime::StepSampler sampler_;
+  runtime::SamplingParams params_;
+  const runtime::TokenCounts no_counts_;
   std::vector<std::vector<kv::BlockId>> tables_;
 };
 
 constexpr int kChunk = 8192;
 
-absl::Status Fill(Sequences* sequences, int sequence, int tokens, int chunk, bool logits) {
+absl::Status Fill(Sequences* sequences, int sequence, int tokens, int chunk, bool draw) {
   for (int start = 0; start < tokens; start += chunk) {
     const int count = std::min(chunk, tokens - start);
     BATON_RETURN_IF_ERROR(
-        sequences->Prefill(sequence, start, count, logits && start + count == tokens));
+        sequences->Prefill(sequence, start, count, draw && start + count == tokens));
   }
   return absl::OkStatus();
 }

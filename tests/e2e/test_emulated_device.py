@@ -103,6 +103,61 @@ def test_verifies_and_draft_rounds_are_graphs_too(emulated, tiny):
     assert "1" in queries and len(queries) > 1, queries
 
 
+# What a request can ask of a draw. The emulated device draws as a part of the step; the logits stay there.
+LIKELY = {5: 30, 17: 30, 40: 30, 99: 30}  # far likelier than the rest, so that they come again and again
+DRAWS = {
+    "temperature": {"temperature": 8, "seed": 3},
+    "filters": {"temperature": 9, "top_p": 0.8, "top_k": 300, "min_p": 0.01, "seed": 4},
+    "penalties": {"temperature": 1.5, "logit_bias": LIKELY, "repetition_penalty": 1.1, "presence_penalty": 1, "frequency_penalty": 1, "seed": 5},
+    "greedy penalties": {"temperature": 0, "logit_bias": LIKELY, "presence_penalty": 1, "frequency_penalty": 2},
+    "bias": {"temperature": 1.5, "logit_bias": {**LIKELY, 100: -100}, "seed": 6},
+    "stop ids": {"temperature": 8, "stop_token_ids": list(range(0, 700, 7)), "seed": 8},
+    "min tokens": {"temperature": 8, "stop_token_ids": list(range(0, 700, 4)), "min_tokens": 6, "seed": 7},
+    "logprobs": {"temperature": 1.5, "logprobs": 4, "seed": 9},
+}
+
+
+def drawn(service, sampling, prompt):
+    return service.stream(service.request(ids=prompt, sampling={"max_tokens": 12, "ignore_eos": True, **sampling}))
+
+
+def rows_drawn(service, place):
+    return [worker.metric("baton_sampled_rows_total", place=place) for worker in service.workers]
+
+
+@pytest.mark.parametrize("drafts", [(), ("--test-free-drafts", "--max-draft-tokens=3")], ids=["plain", "drafts"])
+def test_tokens_are_drawn_on_the_device_and_are_the_cpu_backends(emulated, chain, drafts):
+    service = emulated(MODELS / "chain", decode_flags=drafts or ("--max-draft-tokens=0",))
+    prompt = chain_prompt(70)
+    greedy_ids = chain_ids(chain, prompt, 12)
+    others = 0
+    for name, sampling in DRAWS.items():
+        want, got = drawn(chain, sampling, prompt), drawn(service, sampling, prompt)
+        assert got.ids() == want.ids(), name
+        assert got.reason() == want.reason(), name
+        others += want.ids() != greedy_ids[:len(want.ids())]
+        for a, b in zip(got.logprobs.get(0, []), want.logprobs.get(0, [])):
+            assert abs(a.logprob - b.logprob) < 0.05, name
+            assert {entry.token_id for entry in a.top} == {entry.token_id for entry in b.top}, name
+        assert len(got.logprobs[0]) == len(want.logprobs[0]) == (len(got.ids()) if "logprobs" in sampling else 0), name
+    assert others >= len(DRAWS) - 1  # or what is drawn is what is likely anyway
+    assert all(rows > 0 for rows in rows_drawn(service, "device"))
+    assert rows_drawn(service, "host") == [0, 0]
+    assert rows_drawn(chain, "device") == [0, 0]
+    service.wait_idle()
+
+
+def test_only_the_first_tokens_of_several_choices_are_drawn_on_the_host(emulated, chain):
+    service = emulated(MODELS / "chain")
+    request = {"ids": chain_prompt(90), "sampling": {"temperature": 9, "n": 3, "seed": 11, "max_tokens": 6, "ignore_eos": True}}
+    before = rows_drawn(service, "host")
+    got, want = service.stream(service.request(**request)), chain.stream(chain.request(**request))
+    assert got.token_ids == want.token_ids and len(set(map(tuple, got.token_ids.values()))) > 1
+    after = rows_drawn(service, "host")
+    assert sum(after) == sum(before) + 1
+    service.wait_idle()
+
+
 NCCL_VERSION = "22809"  # of the emulated library, which is there where this is set
 
 
@@ -264,6 +319,9 @@ def test_two_ranks_on_two_devices_say_what_one_says(two_devices, chain, prefill,
     service.wait_idle()
     for worker, ranks in ((service.prefill[0], prefill), (service.decode[0], decode)):
         assert (" tp=2" in worker.log()) == (ranks == 2)
+        # Each of two ranks has a part of a row.
+        assert (worker.metric("baton_sampled_rows_total", place="device") > 0) == (ranks == 1)
+        assert (worker.metric("baton_sampled_rows_total", place="host") > 0) == (ranks == 2)
 
 
 @pytest.mark.slow

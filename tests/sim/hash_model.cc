@@ -157,7 +157,7 @@ std::vector<uint32_t> SoloIds(const runtime::EngineRequest& request,
     model = MakeModel(shape, kv::BlocksFor(max_model_len));
   std::vector<kv::BlockId> table(model->layout().num_blocks);
   std::iota(table.begin(), table.end(), 0);
-  runtime::Sampler sampler(kVocab, kVocab);
+  runtime::StepSampler sampler(*model, kVocab);
   runtime::Answer answer(request, choice, Letters(), max_model_len);
   std::vector<uint32_t> tokens = request.prompt_ids;
   std::vector<uint32_t> ids;
@@ -167,11 +167,12 @@ std::vector<uint32_t> SoloIds(const runtime::EngineRequest& request,
     const int row = static_cast<int>(pending.size()) - 1;
     const runtime::StepSequence part{pending, static_cast<int>(computed), table,
                                      absl::MakeConstSpan(&row, 1)};
-    absl::Span<float> logits;
     runtime::StepTimings timings;
-    BATON_CHECK(model->Step(absl::MakeConstSpan(&part, 1), nullptr, &logits, &timings).ok());
+    sampler.Begin();
+    answer.Ask(&sampler);
+    BATON_CHECK(sampler.Step(absl::MakeConstSpan(&part, 1), nullptr, &timings).ok());
     computed = tokens.size();
-    const absl::StatusOr<runtime::SampledToken> token = answer.Draw(&sampler, logits);
+    const absl::StatusOr<runtime::SampledToken> token = answer.Draw(&sampler, 0);
     BATON_CHECK(token.ok());
     ids.push_back(token->id);
     tokens.push_back(token->id);

@@ -252,6 +252,14 @@ bool KindMatches(const void* to, const void* from, size_t size, cudaMemcpyKind k
   return memory.Contains(to, size) == to_device && memory.Contains(from, size) == from_device;
 }
 
+void CountCopy(cudaMemcpyKind kind, size_t size) {
+  const std::lock_guard<std::mutex> lock(TheProcess().mutex);
+  RuntimeStats& stats = TheProcess().stats;
+  stats.copies_to_device += kind == cudaMemcpyHostToDevice ? 1 : 0;
+  stats.copies_to_host += kind == cudaMemcpyDeviceToHost ? 1 : 0;
+  stats.bytes_to_host += kind == cudaMemcpyDeviceToHost ? size : 0;
+}
+
 }  // namespace
 
 RuntimeConfig& GetRuntimeConfig() { return TheProcess().config; }
@@ -322,6 +330,7 @@ cudaError_t EnqueueLaunch(cudaStream_t stream,
 
 }  // namespace baton::simt
 
+using baton::simt::CountCopy;
 using baton::simt::current_device;
 using baton::simt::DeviceMemory;
 using baton::simt::IsPinned;
@@ -391,6 +400,7 @@ cudaError_t cudaMemcpyAsync(
     void* to, const void* from, size_t size, cudaMemcpyKind kind, cudaStream_t stream) {
   Locked l(stream);
   if (!KindMatches(to, from, size, kind)) return l.runtime.Note(cudaErrorInvalidValue);
+  CountCopy(kind, size);
   const void* host = kind == cudaMemcpyHostToDevice   ? from
                      : kind == cudaMemcpyDeviceToHost ? to
                                                       : nullptr;

@@ -37,6 +37,8 @@ RuntimeConfig& GetRuntimeConfig();
 
 struct RuntimeStats {
   uint64_t graph_launches = 0;
+  uint64_t copies_to_device = 0, copies_to_host = 0;  // issued
+  uint64_t bytes_to_host = 0;
 };
 RuntimeStats& GetRuntimeStats();
 

@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <limits>
-#include <map>
 #include <vector>
 
 #include "engine/ops/cuda/kernels.h"
@@ -18,10 +17,10 @@
 namespace baton::simt {
 namespace {
 
-using ops::cuda::SampleResult;
-using ops::cuda::SampleRow;
-using ops::cuda::SampleStatus;
-using ops::cuda::TokenEdit;
+using ops::SampleResult;
+using ops::SampleRow;
+using ops::SampleStatus;
+using ops::TokenEdit;
 using runtime::SamplingParams;
 
 struct Request {
@@ -30,33 +29,6 @@ struct Request {
   runtime::TokenCounts counts;
   std::vector<float> logits;
 };
-
-// What a host makes of a request: one edit a token.
-void AddEdits(const Request& request, int num_tokens, std::vector<TokenEdit>* edits) {
-  std::map<uint32_t, TokenEdit> by_id;
-  const auto edit = [&](uint32_t id) -> TokenEdit& {
-    by_id[id].id = static_cast<int32_t>(id);
-    return by_id[id];
-  };
-  const SamplingParams& p = request.params;
-  for (const auto& [id, bias] : p.logit_bias) {
-    edit(id).bias = bias;
-    edit(id).has_bias = true;
-  }
-  if (p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0) {
-    for (const auto& [id, count] : request.counts.counts()) {
-      if (id >= static_cast<uint32_t>(num_tokens)) continue;
-      edit(id).penalised = true;
-      edit(id).output_count = static_cast<int32_t>(count.output);
-    }
-  }
-  if (request.output_tokens < p.min_tokens) {
-    for (const uint32_t id : p.stop_token_ids) {
-      if (id < static_cast<uint32_t>(num_tokens)) edit(id).masked = true;
-    }
-  }
-  for (const auto& [id, e] : by_id) edits->push_back(e);
-}
 
 std::vector<SampleResult> RunKernel(const std::vector<Request>& requests,
                                     int vocab,
@@ -79,7 +51,8 @@ std::vector<SampleResult> RunKernel(const std::vector<Request>& requests,
     row.frequency_penalty = p.frequency_penalty;
     row.num_logprobs = p.logprobs;
     row.first_edit = static_cast<int32_t>(edits.size());
-    AddEdits(request, num_tokens, &edits);
+    EXPECT_TRUE(
+        AppendTokenEdits(p, request.output_tokens, request.counts, num_tokens, &edits).ok());
     row.num_edits = static_cast<int32_t>(edits.size()) - row.first_edit;
     rows.push_back(row);
     logits.insert(logits.end(), request.logits.begin(), request.logits.end());

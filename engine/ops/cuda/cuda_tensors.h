@@ -52,6 +52,17 @@ struct CudaActivation : public Activation {
   int query_width = 0;  // 0 until QkNormRopeAppend
 };
 
+// What the operations of this backend are handed.
+inline CudaActivation& Mutable(Activation* activation) {
+  return static_cast<CudaActivation&>(*activation);
+}
+inline const CudaActivation& Const(const Activation& activation) {
+  return static_cast<const CudaActivation&>(activation);
+}
+inline const CudaMatrix& Weights(const Matrix& matrix) {
+  return static_cast<const CudaMatrix&>(matrix);
+}
+
 // What a step of `num_tokens` writes into and a product reads.
 inline LinearRows RowsOf(CudaActivation* activation, int num_tokens) {
   activation->pitch = RoundUp(num_tokens, kFp8Multiple);

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "engine/ops/sample.h"
+
 namespace baton::ops::cuda {
 
 // Element type of an activation in device memory.
@@ -190,41 +192,14 @@ cudaError_t PrefillAttention(const PagedAttentionParams& params,
                              int num_tiles,
                              cudaStream_t stream);
 
-// What engine/runtime/sampler.h does, on the device: the same noise, the same order of ties.
-struct SampleRow {
-  float temperature = 1, top_p = 1, min_p = 0;
-  int32_t top_k = 0;  // <= 0: off
-  uint64_t seed = 0;
-  uint32_t choice = 0, position = 0;
-  float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
-  int32_t num_logprobs = -1;  // -1: none; else alternatives, at most kMaxLogprobs
-  int32_t first_edit = 0, num_edits = 0;
-};
-// One token whose logit is changed before the draw; at most one a row and token.
-struct TokenEdit {
-  int32_t id = 0;
-  int32_t output_count = 0;
-  float bias = 0;
-  bool has_bias = false, penalised = false, masked = false;  // applied in this order
-  float raw = 0;                                             // out: the logit the model gave
-};
-inline constexpr int kMaxLogprobs = 32;
-enum class SampleStatus : int32_t { kOk, kNotFinite, kAllMasked };
-struct SampleResult {
-  SampleStatus status;
-  int32_t id;
-  float logprob;  // of `id`; valid with num_logprobs >= 0
-  int32_t num_top;
-  int32_t top_ids[kMaxLogprobs];  // most likely first
-  float top_logprobs[kMaxLogprobs];
-};
+// Draws a token from each row (engine/ops/sample.h).
 struct SampleParams {
   float* logits = nullptr;  // [R][V] inout: edits are applied in place
   const SampleRow* rows = nullptr;
   TokenEdit* edits = nullptr;
   SampleResult* results = nullptr;  // [R] out
   int num_rows = 0, vocab = 0;
-  int num_tokens = 0;  // ids that may be drawn: [0, num_tokens)
+  int num_tokens = 0;  // as in Draws
 };
 cudaError_t Sample(const SampleParams& params, cudaStream_t stream);
 

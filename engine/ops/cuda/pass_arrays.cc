@@ -15,10 +15,13 @@ namespace {
 constexpr int kSizes[] = {1,  2,  4,  8,   12,  16,  24,  32,
                           48, 64, 96, 128, 192, 256, 384, kPassTokensMax};
 constexpr size_t kAlignment = 16;
+constexpr size_t kLeastBytes = 64 * 1024;
 // Contexts grow; each size of the block table means graphs of its own, so there are few.
 constexpr int kLeastBlocks = 4, kBlocksGrowth = 4;
 
 int RoundUp(int value) { return *std::lower_bound(std::begin(kSizes), std::end(kSizes), value); }
+
+size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 int RoundUpBlocks(int blocks) {
   int size = kLeastBlocks;
@@ -49,11 +52,11 @@ PassShape ShapeOfPass(const PassInputs& inputs, int max_tokens) {
   return shape;
 }
 
-PassArrays::Layout PassArrays::LayoutOf(const PassShape& shape) {
+PassArrays::Layout PassArrays::LayoutOf(const PassShape& shape, const Draws* draws) {
   Layout layout = {};
   const auto take = [&](size_t count, size_t element) {
     const size_t offset = layout.bytes;
-    layout.bytes += (count * element + kAlignment - 1) / kAlignment * kAlignment;
+    layout.bytes += Aligned(count * element);
     return offset;
   };
   const size_t sequences = static_cast<size_t>(shape.sequences);
@@ -65,7 +68,15 @@ PassArrays::Layout PassArrays::LayoutOf(const PassShape& shape) {
   layout.contexts = take(sequences, sizeof(int32_t));
   layout.sequences = take(sequences, sizeof(int32_t));
   layout.tables = take(sequences * shape.max_blocks, sizeof(int32_t));
+  layout.draws = take(draws == nullptr ? 0 : draws->rows.size(), sizeof(SampleRow));
+  layout.edits = take(draws == nullptr ? 0 : draws->edits.size(), sizeof(TokenEdit));
   return layout;
+}
+
+absl::Status PassArrays::ReserveDraws(const DrawLimits& limits) {
+  draw_bytes_max_ =
+      Aligned(limits.rows * sizeof(SampleRow)) + Aligned(limits.edits * sizeof(TokenEdit));
+  return Grow(0).status();
 }
 
 absl::StatusOr<bool> PassArrays::Send(const PassInputs& inputs,
@@ -73,21 +84,22 @@ absl::StatusOr<bool> PassArrays::Send(const PassInputs& inputs,
                                       cudaStream_t stream) {
   // The stream may still be reading what was there.
   BATON_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream), "step arrays"));
-  const Layout layout = LayoutOf(shape);
-  BATON_ASSIGN_OR_RETURN(const bool moved, Grow(layout.bytes));
+  const Layout layout = LayoutOf(shape, inputs.draws);
+  BATON_ASSIGN_OR_RETURN(const bool moved, Grow(layout.draws));
   shape_ = shape;
   layout_ = layout;
-  Stage(inputs);
+  if (shape.tokens > 0) Stage(inputs);
+  if (inputs.draws != nullptr) StageDraws(*inputs.draws);
   BATON_RETURN_IF_ERROR(CudaStatus(
       cudaMemcpyAsync(device_.data(), staged_.data(), layout.bytes, cudaMemcpyHostToDevice, stream),
       "step arrays"));
   return moved;
 }
 
+// `bytes`: without draws, for which there is always room behind them.
 absl::StatusOr<bool> PassArrays::Grow(size_t bytes) {
-  if (bytes <= device_.size()) return false;
-  constexpr size_t kLeast = 64 * 1024;
-  const size_t room = std::max(kLeast, 2 * bytes);
+  if (device_.size() > 0 && bytes + draw_bytes_max_ <= device_.size()) return false;
+  const size_t room = std::max(kLeastBytes, 2 * bytes) + draw_bytes_max_;
   BATON_ASSIGN_OR_RETURN(staged_, DeviceBuffer::AllocatePinned(room));
   BATON_ASSIGN_OR_RETURN(device_, DeviceBuffer::Allocate(room));
   return true;
@@ -116,6 +128,11 @@ void PassArrays::Stage(const PassInputs& inputs) {
   }
   int32_t* indices = Staged<int32_t>(layout_.sequences);
   std::iota(indices, indices + shape_.sequences, 0);
+}
+
+void PassArrays::StageDraws(const Draws& draws) {
+  std::copy(draws.rows.begin(), draws.rows.end(), Staged<SampleRow>(layout_.draws));
+  std::copy(draws.edits.begin(), draws.edits.end(), Staged<TokenEdit>(layout_.edits));
 }
 
 }  // namespace baton::ops::cuda

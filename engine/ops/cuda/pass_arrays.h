@@ -3,6 +3,7 @@
 // What the host says of a small pass (decode, speculative verify), on the device: all of it in one
 // copy, in places that depend on the pass's padded shape alone. So the kernels of two passes of one
 // shape are given the same pointers and sizes, and a graph of them serves every pass of that shape.
+// Behind it lies what tokens are drawn by, of passes that are not padded too; no graph reads that.
 
 #include <cuda_runtime.h>
 
@@ -40,9 +41,13 @@ PassShape ShapeOfPass(const PassInputs& inputs, int max_tokens);
 // Owns the memory. Engine thread only.
 class PassArrays {
  public:
-  // Sends a pass in the order of `stream`. Padding: token 0 at position 0 without a slot, sequences
-  // without queries, row 0. True: the arrays have moved to new memory; what was issued with the old
-  // pointers must not be issued again. Errors: RESOURCE_EXHAUSTED.
+  // Room for draws, whatever the pass. Before the first Send. Errors: RESOURCE_EXHAUSTED.
+  absl::Status ReserveDraws(const DrawLimits& limits);
+
+  // Sends a pass in the order of `stream`, or with an empty shape its draws alone, which are within
+  // what was reserved. Padding: token 0 at position 0 without a slot, sequences without queries,
+  // row 0. True: the arrays have moved to new memory; what was issued with the old pointers must
+  // not be issued again. Errors: RESOURCE_EXHAUSTED.
   absl::StatusOr<bool> Send(const PassInputs& inputs, const PassShape& shape, cudaStream_t stream);
 
   // Of the last pass sent.
@@ -57,13 +62,18 @@ class PassArrays {
   const int32_t* block_tables() const {  // [sequences][max_blocks]
     return At<int32_t>(layout_.tables);
   }
+  const SampleRow* sample_rows() const { return At<SampleRow>(layout_.draws); }  // [draws' rows]
+  TokenEdit* edits() const {                                                     // [draws' edits]
+    return reinterpret_cast<TokenEdit*>(device_.as<uint8_t>() + layout_.edits);
+  }
 
  private:
   // Offsets in bytes.
   struct Layout {
-    size_t slots, ids, positions, rows, starts, contexts, sequences, tables, bytes;
+    size_t slots, ids, positions, rows, starts, contexts, sequences, tables, draws, edits, bytes;
   };
-  static Layout LayoutOf(const PassShape& shape);
+  // `draws` may be null.
+  static Layout LayoutOf(const PassShape& shape, const Draws* draws);
   template <typename T>
   const T* At(size_t offset) const {
     return reinterpret_cast<const T*>(device_.as<const uint8_t>() + offset);
@@ -74,9 +84,11 @@ class PassArrays {
   }
   absl::StatusOr<bool> Grow(size_t bytes);
   void Stage(const PassInputs& inputs);
+  void StageDraws(const Draws& draws);
 
   PassShape shape_;
   Layout layout_ = {};
+  size_t draw_bytes_max_ = 0;
   DeviceBuffer device_, staged_;
 };
 

@@ -9,7 +9,7 @@
 
 #include "engine/base/metrics.h"
 #include "tests/support/collecting_sink.h"
-#include "tests/support/fake_runner.h"
+#include "tests/support/drawing_runner.h"
 
 namespace baton::prefill {
 namespace {
@@ -78,8 +78,20 @@ class PrefillLoopTest : public ::testing::Test {
  protected:
   void Make(int num_blocks, int chunk_tokens, int max_calls = 100) {
     loop_.reset();
-    clock_.Advance(absl::Seconds(1));
     runner_ = std::make_unique<FakeRunner>(num_blocks, 2048);
+    MakeLoop(chunk_tokens, max_calls);
+  }
+  // On a device that draws tokens itself.
+  const testing::DrawingRunner& MakeDrawing(int num_blocks, int chunk_tokens) {
+    loop_.reset();
+    auto runner = std::make_unique<testing::DrawingRunner>(num_blocks);
+    const testing::DrawingRunner& drawing = *runner;
+    runner_ = std::move(runner);
+    MakeLoop(chunk_tokens, 100);
+    return drawing;
+  }
+  void MakeLoop(int chunk_tokens, int max_calls) {
+    clock_.Advance(absl::Seconds(1));
     tokenizer_ = testing::FakeTokenizer();
     PrefillLoopOptions options;
     options.chunk_tokens = chunk_tokens;
@@ -266,6 +278,72 @@ TEST_F(PrefillLoopTest, FirstTokensCarryLogprobs) {
     EXPECT_EQ(token.top(0).token_id(), token.id());  // greedy
     EXPECT_EQ(token.top(0).logprob(), token.logprob());
   }
+}
+
+// Of chunks that end a prompt and others, of one choice and several.
+TEST_F(PrefillLoopTest, ADeviceDrawsTheFirstTokensThatTheHostWould) {
+  std::vector<runtime::EngineRequest> requests;
+  for (int i = 0; i < 6; ++i) {
+    requests.push_back(FakeRequest(FakePrompt(50 + 60 * i, i), 1));
+    runtime::SamplingParams& params = requests.back().params;
+    params.temperature = i % 2 == 0 ? 2.0f : 0.0f;
+    params.repetition_penalty = 1.5f;
+    params.logprobs = i % 3 - 1;
+    params.seed = static_cast<uint64_t>(i);
+  }
+  const auto run = [&] {
+    std::vector<OpenCall> calls;
+    for (const runtime::EngineRequest& request : requests) calls.push_back(Open(request, false));
+    Settle();
+    std::vector<PrefillResponse::FirstTokens> first;
+    for (const OpenCall& call : calls) first.push_back(First(call.sink->responses()));
+    return first;
+  };
+  Make(64, 256);
+  const auto want = run();
+  const testing::DrawingRunner& device = MakeDrawing(64, 256);
+  const auto got = run();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    ASSERT_EQ(got[i].tokens_size(), 1);
+    EXPECT_EQ(got[i].tokens(0).id(), want[i].tokens(0).id());
+    EXPECT_EQ(got[i].tokens(0).has_logprob(), want[i].tokens(0).has_logprob());
+    EXPECT_NEAR(got[i].tokens(0).logprob(), want[i].tokens(0).logprob(), 1e-5);
+    EXPECT_EQ(got[i].tokens(0).top_size(), want[i].tokens(0).top_size());
+  }
+  EXPECT_EQ(device.rows_on_device, 6);
+  EXPECT_EQ(device.rows_on_host, 0);
+  // Several choices of one prompt share a row: it comes to the host.
+  const auto choices = [&] {
+    runtime::EngineRequest request = FakeRequest(FakePrompt(100, 9), 1);
+    request.params.temperature = 2;
+    request.params.n = 4;
+    const OpenCall call = Open(request, false);
+    Settle();
+    std::vector<uint32_t> ids;
+    const PrefillResponse::FirstTokens first = First(call.sink->responses());
+    for (const auto& token : first.tokens()) ids.push_back(token.id());
+    return ids;
+  };
+  const std::vector<uint32_t> drawn = choices();
+  EXPECT_EQ(device.rows_on_host, 1);
+  EXPECT_EQ(metrics_->counter(base::CounterId::kSampledRows, "device").value(), 6);
+  EXPECT_EQ(metrics_->counter(base::CounterId::kSampledRows, "host").value(), 6 + 1);
+  Make(64, 256);
+  EXPECT_EQ(choices(), drawn);
+}
+
+// A call that ends while its last chunk is computed has generated nothing.
+TEST_F(PrefillLoopTest, NoTokenIsCountedForAPromptThatWasCancelledInItsLastStep) {
+  Make(64, 128);
+  const OpenCall call = Open(FakeRequest(FakePrompt(60, 1), 5), false);
+  runner_->on_layer = [&](int layer) {
+    if (layer == 1) loop_->Cancel(call.id, absl::CancelledError("client"));
+  };
+  Settle();
+  EXPECT_EQ(call.sink->status().code(), absl::StatusCode::kCancelled);
+  const auto tokens = metrics_->histogram(base::HistogramId::kRequestGenerationTokens);
+  EXPECT_EQ(tokens.sum(), 0);
+  EXPECT_EQ(tokens.count(), 1u);
 }
 
 // Case 5.3.

@@ -1,0 +1,84 @@
+#pragma once
+
+// The rows of logits of a step and the tokens drawn from them: by the backend as a part of the
+// step, where it can, else by a Sampler from logits on the host. The ids are the same.
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "engine/ops/sample.h"
+#include "engine/runtime/model_runner.h"
+#include "engine/runtime/sampler.h"
+
+namespace baton::runtime {
+
+// What a draw depends on besides the logits, as in Sampler::Sample.
+struct DrawSite {
+  const SamplingParams& params;
+  uint32_t choice;
+  uint32_t position;
+  uint32_t output_tokens;
+  const TokenCounts& counts;
+};
+
+// One step goes Begin; Add or AddShared for each row, in the order of rows; Step; then Draw or
+// DrawId of the rows that are wanted, each once (a shared row: once a choice).
+//
+// A backend that draws does so for a whole step. The logits of a step come to the host all the same
+//   where the backend draws nothing: it is on the host, or the ranks of a pair have a part of each
+//     row (ModelRunner::draw_limits);
+//   where a row is shared by several choices, each of which changes it: first tokens with n > 1;
+//   where a row asks for more alternatives than ops::kMaxLogprobs;
+//   where there are more rows, or more edits of logits, than the backend has room for: penalties
+//     over long answers in many rows.
+// Allocates at construction, and once more for edits beyond what fits. Engine thread only.
+class StepSampler {
+ public:
+  // `runner` outlives it. `num_tokens`: the tokenizer's size; ids from there up are never drawn.
+  StepSampler(ModelRunner& runner, int num_tokens);
+
+  void Begin();
+  // What the next row's token depends on; read before the call returns. Drafts have no
+  // log probabilities.
+  void Add(const DrawSite& site, bool with_logprobs = true);
+  void AddShared();
+  // So far nothing has been added that the backend cannot draw. After Step: whether it has drawn.
+  bool on_device() const { return on_device_; }
+  int num_rows() const { return num_rows_; }
+
+  // ModelRunner::Step of sequences with as many rows as were added.
+  absl::Status Step(absl::Span<const StepSequence> sequences,
+                    LayerObserver* observer,
+                    StepTimings* timings);
+
+  // `site`: the one that was added, or what it has become: that the drafts before the row are right
+  // is known by now. Errors: those of Sampler::Sample.
+  absl::StatusOr<SampledToken> Draw(int row, const DrawSite& site);
+  absl::StatusOr<uint32_t> DrawId(int row, const DrawSite& site);
+
+ private:
+  ops::SampleRow RowOf(const DrawSite& site, bool with_logprobs);
+  // What the backend says of a row.
+  absl::Status StatusOf(int row) const;
+  // A row on the host, to be changed.
+  absl::Span<float> Logits(int row);
+
+  ModelRunner& runner_;
+  const ops::DrawLimits limits_;
+  const int num_tokens_;
+  Sampler sampler_;
+  bool on_device_ = false;
+  int num_rows_ = 0;
+  std::vector<ops::SampleRow> rows_;
+  std::vector<ops::TokenEdit> edits_;
+  std::vector<absl::Status> statuses_;  // by row: of its edits
+  std::vector<ops::SampleResult> results_;
+  std::vector<bool> shared_;   // by row
+  absl::Span<float> logits_;   // of the step, on the host
+  std::vector<float> copied_;  // a row that others want too
+};
+
+}  // namespace baton::runtime

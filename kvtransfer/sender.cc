@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -132,6 +133,26 @@ void NoteMisses(const SenderOptions& options,
   }
 }
 
+// What did not answer at an earlier meeting may answer now, where there is nothing else. The first
+// that does; `misses` are then those before it.
+std::optional<Connected> TryRemembered(const worker::v1::Hello& peer,
+                                       const ConnectOptions& connect,
+                                       std::vector<Miss>* misses) {
+  for (auto miss = misses->begin(); miss != misses->end(); ++miss) {
+    if (!miss->remembered) continue;
+    const auto endpoint =
+        std::find_if(peer.transports().begin(), peer.transports().end(),
+                     [&](const auto& other) { return other.name() == miss->name; });
+    absl::StatusOr<Connected> connected = TryOne(*endpoint, connect);
+    if (connected.ok()) {
+      misses->erase(miss, misses->end());
+      return *std::move(connected);
+    }
+    miss->why = connected.status();
+  }
+  return std::nullopt;
+}
+
 // The first of the peer's transports that works here, in its order, or exactly the one required.
 absl::StatusOr<Connected> Connect(const SenderOptions& options, const worker::v1::Hello& peer) {
   const TransportTerms ours = OurTerms(options);
@@ -161,6 +182,10 @@ absl::StatusOr<Connected> Connect(const SenderOptions& options, const worker::v1
       return connected;
     }
     misses.push_back({endpoint.name(), connected.status()});
+  }
+  if (std::optional<Connected> connected = TryRemembered(peer, connect, &misses)) {
+    ReportFallback(options, misses, std::string(connected->transport->name()));
+    return *std::move(connected);
   }
   std::vector<std::string> reasons = Reasons(misses);
   if (reasons.empty()) reasons.push_back("the decode worker offers none");

@@ -145,6 +145,19 @@ TEST_F(MeetingTest, WhatNobodyAnsweredIsLeftAloneForAWhile) {
   EXPECT_EQ(meet(true, "a"), "shm") << "not put off by the meetings in between";
 }
 
+TEST_F(MeetingTest, WhatDidNotAnswerIsTriedAgainWhereNothingElseWorks) {
+  StartDecode();
+  UnreachableTransports unreachable;
+  send_.unreachable = &unreachable;
+  worker::v1::Hello hello = *SayHello();
+  unreachable.Note(hello.incarnation(), "shm", absl::UnavailableError("silence"), *send_.clock);
+  hello.mutable_transports()->RemoveLast();
+  const auto sender = Sender::Create(send_, hello, &link_);
+  ASSERT_TRUE(sender.ok()) << sender.status();
+  EXPECT_EQ((*sender)->transport_name(), "shm");
+  EXPECT_THAT(fallbacks_, IsEmpty()) << "nothing better was there";
+}
+
 // What is told at once costs nothing to ask again; and a peer that answers in no way is not blamed
 // on a transport.
 TEST_F(MeetingTest, OnlyWhatNobodyAnsweredIsRemembered) {

@@ -43,6 +43,10 @@ struct GenerateCall::Attempt {
   std::deque<worker::v1::DecodeResponse::Tokens> held;
   bool decode_spoke = false;  // it has sent tokens: the hand-over is behind us
   bool decode_done = false;
+  // How its leg ended while the prefill worker may have told the answer's end already; and how long
+  // that is waited for.
+  std::optional<absl::Status> decode_failure;
+  std::optional<Timers::Id> patience;
   bool prefill_done = false;
   std::vector<bool> worker_ended;  // choices whose end a worker has told
   bool decode_ended_one = false;   // the decode worker told one of them

@@ -290,6 +290,27 @@ void GenerateCall::End(const absl::Status& status) {
   sink_->Finish(status);
 }
 
+std::unique_ptr<GenerateCall::Attempt> GenerateCall::Drop(uint32_t id,
+                                                          Verdict prefill,
+                                                          Verdict decode) {
+  const auto found = std::find_if(attempts_.begin(), attempts_.end(),
+                                  [id](const auto& attempt) { return attempt->id == id; });
+  std::unique_ptr<Attempt> attempt = std::move(*found);
+  attempts_.erase(found);
+  if (attempt->waiting.has_value())
+    deps_.admission->Cancel(*attempt->waiting);  // too late: OnPlaced gives everything back
+  if (attempt->patience.has_value()) deps_.timers->Cancel(*attempt->patience);
+  // A leg that has nothing left to say ends by itself, in good order.
+  const bool prefill_ends = last_message_.has_value() || AllFinished(*attempt) ||
+                            (attempt->decode_done && attempt->first_delivered);
+  if (attempt->prefill_open && !(prefill_ends && attempt->first.has_value()))
+    attempt->prefill->Cancel();
+  if (attempt->decode_open && !attempt->decode_done) attempt->decode->Cancel();
+  deps_.table->Release(attempt->placement.prefill, prefill);
+  deps_.table->Release(attempt->placement.decode, decode);
+  return attempt;
+}
+
 void GenerateCall::Report(const absl::Status& status) {
   RequestReport report;
   report.request_id = request_.request_id;

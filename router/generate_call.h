@@ -153,6 +153,10 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
   bool WaitsForFigures(Attempt* attempt);
   void Complete();
 
+  // The decode worker says that the prefill worker let go of the hand-over, which that one also
+  // does when the answer is over with its first tokens: then they are on their way here.
+  void AwaitFirstTokens(Attempt* attempt, const absl::Status& decode_failure);
+  void OnAwaited(uint32_t id);
   // A leg failed: try again, wait, or end.
   void OnLegFailed(Attempt* attempt, Leg leg, const absl::Status& status);
   void Resubmit(const Attempt& old);

@@ -23,6 +23,9 @@ Priority ClassOf(v1::Priority priority) {
 }
 
 // What a prefill worker orders its prompts by, in steps of a few thousand tokens of head start.
+// Two messages of the same moment, over two connections, are not further apart than this.
+constexpr absl::Duration kFirstTokensPatience = absl::Seconds(1);
+
 int WorkerPriority(v1::Priority priority) {
   constexpr int kSteps = 8;
   if (priority == v1::PRIORITY_HIGH) return kSteps;
@@ -281,7 +284,9 @@ void GenerateCall::OnFirstTokens(Attempt* attempt, worker::v1::PrefillResponse::
     times_.prefill->clear_finished();
   }
   NoteFirstComputed(*attempt);
-  DeliverFirst(attempt->id);
+  const uint32_t id = attempt->id;
+  DeliverFirst(id);
+  OnAwaited(id);
 }
 
 // The first token of the whole request is in the router.
@@ -319,13 +324,35 @@ void GenerateCall::OnDecodeEnd(uint32_t id, const absl::Status& status) {
   if (attempt == nullptr) return;
   attempt->decode_open = false;
   if (last_message_.has_value()) return MaybeComplete();
-  if (!status.ok()) return OnLegFailed(attempt, Leg::kDecode, status);
+  if (!status.ok()) {
+    if (AccusesPeer(status) && attempt->prefill_open && !attempt->first.has_value())
+      return AwaitFirstTokens(attempt, status);
+    return OnLegFailed(attempt, Leg::kDecode, status);
+  }
   // A short answer can be over before the prefill worker's first tokens are here: they come, or
   // that leg fails.
   if (attempt->decode_done && attempt->needs_handoff && !attempt->first_delivered) return;
   if (!AllFinished(*attempt))
     return End(absl::InternalError("decode worker ended without an answer"));
   Drop(id, Verdict::kGood, Verdict::kGood);  // other choices go on elsewhere
+}
+
+void GenerateCall::AwaitFirstTokens(Attempt* attempt, const absl::Status& decode_failure) {
+  attempt->decode_failure = decode_failure;
+  attempt->patience = deps_.timers->At(deps_.clock->Now() + kFirstTokensPatience,
+                                       [self = shared_from_this(), id = attempt->id] {
+                                         self->strand_.Post([self, id] { self->OnAwaited(id); });
+                                       });
+}
+
+void GenerateCall::OnAwaited(uint32_t id) {
+  Attempt* attempt = Find(id);
+  if (attempt == nullptr || !attempt->decode_failure.has_value()) return;
+  if (AllFinished(*attempt)) {
+    Drop(id, Verdict::kGood, Verdict::kGood);  // other choices go on elsewhere
+  } else {
+    OnLegFailed(attempt, Leg::kDecode, *attempt->decode_failure);
+  }
 }
 
 void GenerateCall::OnLegFailed(Attempt* attempt, Leg leg, const absl::Status& status) {
@@ -384,26 +411,6 @@ absl::Status GenerateCall::LostStatus(const absl::Status& cause) const {
       std::move(status), "WORKER_LOST",
       {{"tokens_sent", absl::StrCat(sent_tokens())}, {"attempts", absl::StrCat(num_attempts_)}});
   return sent_tokens() == 0 ? process::WithRetryInfo(std::move(status), kRetryDelay) : status;
-}
-
-std::unique_ptr<GenerateCall::Attempt> GenerateCall::Drop(uint32_t id,
-                                                          Verdict prefill,
-                                                          Verdict decode) {
-  const auto found = std::find_if(attempts_.begin(), attempts_.end(),
-                                  [id](const auto& attempt) { return attempt->id == id; });
-  std::unique_ptr<Attempt> attempt = std::move(*found);
-  attempts_.erase(found);
-  if (attempt->waiting.has_value())
-    deps_.admission->Cancel(*attempt->waiting);  // too late: OnPlaced gives everything back
-  // A leg that has nothing left to say ends by itself, in good order.
-  const bool prefill_ends = last_message_.has_value() || AllFinished(*attempt) ||
-                            (attempt->decode_done && attempt->first_delivered);
-  if (attempt->prefill_open && !(prefill_ends && attempt->first.has_value()))
-    attempt->prefill->Cancel();
-  if (attempt->decode_open && !attempt->decode_done) attempt->decode->Cancel();
-  deps_.table->Release(attempt->placement.prefill, prefill);
-  deps_.table->Release(attempt->placement.decode, decode);
-  return attempt;
 }
 
 }  // namespace baton::router

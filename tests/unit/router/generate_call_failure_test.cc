@@ -224,17 +224,71 @@ TEST_F(GenerateCallFailureTest, ResumedChoicesThatFailAgainAreBoundedEach) {
   EXPECT_LE(legs_.decodes.size(), 5u);
 }
 
-// A worker that says its peer has failed is believed, once.
-TEST_F(GenerateCallFailureTest, TheAccusedPeerIsAvoided) {
-  const auto accusing = [] {
-    return process::WithErrorInfo(absl::UnavailableError("kv transfer"), process::kPeerFailed, {});
-  };
+absl::Status Accusation() {
+  return process::WithErrorInfo(absl::UnavailableError("kv transfer"), process::kPeerFailed, {});
+}
+
+// An answer that is over with its first token needs no hand-over: the prefill worker lets go of it,
+// and that the decode worker says so may be heard before the token.
+TEST_F(GenerateCallFailureTest, AHandOverThatNobodyNeedsAnyMoreIsNoFailure) {
   Running running = Start(Request());
-  ASSERT_EQ(legs_.decodes[0]->address + legs_.prefills[0]->address, "d1p1");
-  legs_.decodes[0]->End(accusing());
+  legs_.decodes[0]->Send(Reserved());
+  legs_.decodes[0]->End(Accusation());
+  EXPECT_FALSE(running.received->done());
+  legs_.prefills[0]->Send(First({Token(0, 3, Id("a"))}, {Length(0)}));
+  legs_.prefills[0]->End(absl::OkStatus());
+  timers_.Advance(absl::Seconds(1));
+  ASSERT_TRUE(running.received->done());
+  EXPECT_TRUE(running.received->finishes[0].ok()) << running.received->finishes[0];
+  EXPECT_EQ(running.received->text(), "a");
+  EXPECT_EQ(legs_.decodes.size(), 1u);
+}
+
+TEST_F(GenerateCallFailureTest, AHandOverThatBrokeIsTriedElsewhereBehindTheFirstToken) {
+  Running running = Start(Request());
+  legs_.decodes[0]->Send(Reserved());
+  legs_.decodes[0]->End(Accusation());
+  legs_.prefills[0]->Send(First({Token(0, 3, Id("a"))}));
+  ASSERT_EQ(legs_.decodes.size(), 2u) << "there is nothing to wait for any more";
+  EXPECT_EQ(legs_.decodes[1]->address + legs_.prefills[1]->address, "d1p2");
+  EXPECT_EQ(running.received->text(), "a");
+  running.call->OnClientCancel(absl::CancelledError());
+}
+
+// Of two choices one is over with its first token.
+TEST_F(GenerateCallFailureTest, OfChoicesThoseThatAreNotOverGoOn) {
+  v1::GenerateRequest request = Request();
+  request.mutable_sampling()->set_n(2);
+  Running running = Start(request);
+  legs_.decodes[0]->Send(Reserved());
+  legs_.decodes[0]->End(Accusation());
+  legs_.prefills[0]->Send(First({Token(0, 3, Id("a")), Token(1, 3, Id("b"))}, {Length(0)}));
+  ASSERT_EQ(legs_.decodes.size(), 2u);
+  EXPECT_EQ(legs_.decodes[1]->open.spec().sampling().first_choice(), 1u);
+  running.call->OnClientCancel(absl::CancelledError());
+}
+
+TEST_F(GenerateCallFailureTest, ThePrefillWorkersOwnFailureEndsTheWait) {
+  Running running = Start(Request());
+  legs_.decodes[0]->Send(Reserved());
+  legs_.decodes[0]->End(Accusation());
+  legs_.prefills[0]->End(absl::UnavailableError("killed"));
   ASSERT_EQ(legs_.decodes.size(), 2u);
   EXPECT_EQ(legs_.decodes[1]->address + legs_.prefills[1]->address, "d1p2");
-  legs_.decodes[1]->End(accusing());
+  running.call->OnClientCancel(absl::CancelledError());
+}
+
+// A worker that says its peer has failed is believed, once.
+TEST_F(GenerateCallFailureTest, TheAccusedPeerIsAvoided) {
+  Running running = Start(Request());
+  ASSERT_EQ(legs_.decodes[0]->address + legs_.prefills[0]->address, "d1p1");
+  legs_.decodes[0]->End(Accusation());
+  EXPECT_EQ(legs_.decodes.size(), 1u) << "what the accused one has said may be on its way";
+  timers_.Advance(absl::Seconds(1));
+  ASSERT_EQ(legs_.decodes.size(), 2u);
+  EXPECT_EQ(legs_.decodes[1]->address + legs_.prefills[1]->address, "d1p2");
+  legs_.decodes[1]->End(Accusation());
+  timers_.Advance(absl::Seconds(1));
   ASSERT_EQ(legs_.decodes.size(), 3u);
   EXPECT_EQ(legs_.decodes[2]->address, "d2") << "the common factor of both";
   running.call->OnClientCancel(absl::CancelledError());

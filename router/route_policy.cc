@@ -254,11 +254,30 @@ class PrefixPolicy : public PickingPolicy {
         [&](const WorkerView* a, const WorkerView* b) { return rank(a) < rank(b); });
   }
 
+  // What is supposed of a worker that has computed nothing yet: it is as good as the others. (By a
+  // fixed figure it would never be tried where the others are faster than that.) Null: none has.
+  static const TtftCoefficients* FastestMeasured(const Views& views, const RouteRequest& request) {
+    const TtftCoefficients* fastest = nullptr;
+    for (const WorkerView* view : views) {
+      const auto seconds = [&](const TtftCoefficients& ttft) {
+        return ttft.Seconds(0, request.prompt_tokens);
+      };
+      if (view->ttft_measured && (fastest == nullptr || seconds(view->ttft) < seconds(*fastest)))
+        fastest = &view->ttft;
+    }
+    return fastest;
+  }
+
   static const WorkerView* PickSoonest(const Views& views, const RouteRequest& request) {
-    double soonest = PredictTtft(*views[0], request);
-    for (const WorkerView* view : views) soonest = std::min(soonest, PredictTtft(*view, request));
+    const TtftCoefficients* const fastest = FastestMeasured(views, request);
+    const auto predict = [&](const WorkerView* view) {
+      if (view->ttft_measured || fastest == nullptr) return PredictTtft(*view, request);
+      return view->wait_s + fastest->Seconds(CachedTokens(*view, request), request.prompt_tokens);
+    };
+    double soonest = predict(views[0]);
+    for (const WorkerView* view : views) soonest = std::min(soonest, predict(view));
     const auto rank = [&](const WorkerView* view) {
-      const double predicted = PredictTtft(*view, request);
+      const double predicted = predict(view);
       return std::make_tuple(predicted > soonest * kNearTie + kNearTieSeconds ? predicted : 0.0,
                              -static_cast<int64_t>(CachedTokens(*view, request)), view->load_tokens,
                              view->cache_blocks);

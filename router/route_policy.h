@@ -51,6 +51,7 @@ struct WorkerView {
   uint32_t num_long = 0;      // long prompts it has to compute
   double wait_s = 0;          // predicted time until it begins with another prompt
   TtftCoefficients ttft;
+  bool ttft_measured = true;  // else nothing is known of its speed
   uint32_t block_tokens = 64;
   uint32_t max_prompt_tokens = 0;  // 0: says nothing
   uint32_t max_model_len = 0;      // 0: says nothing

@@ -248,6 +248,7 @@ void WorkerTable::UpdateView(uint32_t slot) {
   view.cache_blocks = load.kv_blocks_cached();
   view.num_long = worker.ledger.num_long();
   view.ttft = worker.ttft.coefficients();
+  view.ttft_measured = worker.ttft.num_samples() > 0;
   view.max_prompt_tokens = worker.status.max_prompt_tokens();
   view.max_model_len = worker.status.max_model_len();
 }

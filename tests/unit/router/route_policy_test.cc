@@ -203,6 +203,20 @@ TEST_F(PrefixPolicyTest, DecodeKeepsItsSessionsUnlessItHasMuchMoreToDo) {
   EXPECT_EQ(policy_->Choose(workers_, request_)->decode, "d1");
 }
 
+// Where the others are faster than what is supposed at start, it would never be measured.
+TEST_F(PrefixPolicyTest, AWorkerThatHasComputedNothingCountsAsAsGoodAsTheOthers) {
+  for (const double per_token_s : {1e-5, 1e-4, 1e-3}) {
+    workers_[0].ttft.per_token_s = per_token_s;
+    workers_[0].load_tokens = workers_[1].load_tokens = 0;
+    workers_[0].cache_blocks = 3;
+    workers_[1].ttft_measured = false;
+    EXPECT_EQ(policy_->Choose(workers_, request_)->prefill, "p2") << per_token_s;
+    workers_[1].wait_s = 1;
+    EXPECT_EQ(policy_->Choose(workers_, request_)->prefill, "p1") << "its queue counts";
+    workers_[1].wait_s = 0;
+  }
+}
+
 TEST_F(PrefixPolicyTest, NewSessionsGoWhereTheCacheHoldsLeast) {
   workers_[0].cache_blocks = workers_[2].cache_blocks = 5;
   workers_[0].ttft.per_token_s *= 0.99;  // no matter

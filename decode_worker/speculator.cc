@@ -100,8 +100,15 @@ void Speculator::OnStep(const StepLoad& load, double seconds) {
   for (const std::unique_ptr<Drafter>& drafter : drafters_) drafter->OnStep(cost_.slowness());
 }
 
+bool Speculator::PlanWasCut() const {
+  for (size_t i = 0; i < draftings_.size(); ++i) {
+    if (draftings_[i].count != counts_[i]) return true;
+  }
+  return false;
+}
+
 void Speculator::OnCycle(double seconds) {
-  if (seconds <= 0 || plan_.seconds <= 0) return;
+  if (seconds <= 0 || plan_.seconds <= 0 || PlanWasCut()) return;
   double& factor = plan_.drafted ? factors_.drafted : factors_.plain;
   // What makes plain cycles slower is nothing that drafts are to blame for, so both move.
   const double ratio =

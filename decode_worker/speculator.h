@@ -41,13 +41,15 @@ class Speculator {
   void OnVerified(size_t index, int accepted);
   // A step of decoding sequences alone has taken this long.
   void OnStep(const StepLoad& load, double seconds);
-  // From Begin to the end of its drawing: the same, after OnStep.
+  // From Begin to the end of its drawing: the same, after OnStep. Says nothing of a plan whose
+  // counts were lowered.
   void OnCycle(double seconds);
   // Between steps. `seconds` is what the last step took.
   void CatchUp(double seconds);
   void Forget(uint64_t order);
 
  private:
+  bool PlanWasCut() const;
   void Choose(const StepLoad& load, size_t index);
 
   const SpeculationOptions options_;

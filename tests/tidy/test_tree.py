@@ -100,6 +100,22 @@ def test_headers_have_pragma_once_and_files_have_plain_names():
             assert "#pragma once" in path.read_text(), relative(path)
 
 
+# A log or a scratch file that was committed by accident stands here first.
+ROOT_NAMES = {
+    ".ci", ".clang-format", ".gitignore", "ARCHITECTURE.md", "CMakeLists.txt", "CMakePresets.json", "LICENSE", "Makefile", "README.md",
+    "cli", "cmake", "decode_worker", "deploy", "docs", "engine", "kvtransfer", "prefill_worker", "proto", "pytest.ini", "router",
+    "scripts", "tests", "worker",
+}
+
+
+def test_the_root_holds_only_what_belongs_there():
+    run = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if run.returncode != 0:
+        pytest.skip("not a git checkout")
+    tracked = {name.split("/")[0] for name in run.stdout.splitlines()}
+    assert tracked == ROOT_NAMES, tracked ^ ROOT_NAMES
+
+
 def test_namespaces_follow_the_rooms():
     expected = {"prefill_worker": "prefill", "decode_worker": "decode"}
     wrong = []

@@ -7,17 +7,14 @@
 // A part is written again two reductions later. By then the other rank has told of the one between,
 // and so has read this one.
 
-#include "engine/ops/cuda/block_sum.h"
 #include "engine/ops/cuda/device_vectors.h"
 #include "engine/ops/cuda/gpu.h"
 #include "engine/ops/cuda/kernels.h"
-#include "engine/ops/cuda/linear_rows.h"
+#include "engine/ops/cuda/norm_row.h"
 
 namespace baton::ops::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kMaxChunks = 8;  // a thread's share of a row of 16384
 // Looks at the peer's word between two looks at the host's, which is further away.
 constexpr int kLooks = 256;
 
@@ -50,47 +47,30 @@ __device__ __forceinline__ void LoadPart(const float* part, float (&x)[8]) {
   x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
 }
 
-// One block for every gridDim.x-th token; a thread holds kChunks chunks of eight, kThreads chunks
-// apart.
+// One block for every gridDim.x-th token.
 template <int kChunks>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kNormThreads)
     AllReduceNormKernel(const __grid_constant__ AllReduceNormParams p) {
   MeetPeer(p);
-  const int chunks = p.width / 8;
   for (int token = static_cast<int>(blockIdx.x); token < p.num_tokens; token += gridDim.x) {
     const int64_t row = static_cast<int64_t>(token) * p.width;
     float x[kChunks][8];
-    float sum = 0.0f;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      const int chunk = c * kThreads + static_cast<int>(threadIdx.x);
+      const int chunk = NormChunk(c);
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[c][i] = 0.0f;
-      if (chunk < chunks) {
-        float low[8], high[8];
-        LoadPart(p.parts[0] + row + 8 * chunk, low);
-        LoadPart(p.parts[1] + row + 8 * chunk, high);
-        Load8(p.residual + row + 8 * chunk, x[c]);
+      if (chunk >= p.width / 8) continue;
+      float low[8], high[8];
+      LoadPart(p.parts[0] + row + 8 * chunk, low);
+      LoadPart(p.parts[1] + row + 8 * chunk, high);
+      Load8(p.residual + row + 8 * chunk, x[c]);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x[c][i] += low[i] + high[i];
-        Store8(p.residual + row + 8 * chunk, x[c]);
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum = fmaf(x[c][i], x[c][i], sum);
+      for (int i = 0; i < 8; ++i) x[c][i] += low[i] + high[i];
+      Store8(p.residual + row + 8 * chunk, x[c]);
     }
     if (p.weight == nullptr) continue;
-    const float scale = ExactRsqrt(BlockSum<kWarps>(sum) / static_cast<float>(p.width) + p.eps);
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      const int chunk = c * kThreads + static_cast<int>(threadIdx.x);
-      if (chunk < chunks) {
-        float weight[8];
-        Load8(p.weight + 8 * chunk, weight);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) x[c][i] = (x[c][i] * scale) * weight[i];
-      }
-      StoreLinear8(p.out, token, p.width, chunk, chunk < chunks, x[c]);
-    }
+    NormRow(x, p.weight, p.width, p.eps, p.out, token);
     __syncthreads();  // the sum's place in shared memory is used again
   }
 }
@@ -103,16 +83,16 @@ cudaError_t AllReduceNorm(const AllReduceNormParams& params, cudaStream_t stream
                         params.called_off != nullptr && params.residual != nullptr;
   const bool norm = params.weight == nullptr || LinearRowsFit(params.out, params.width);
   if (params.num_tokens < 0 || params.width <= 0 || params.width % 8 != 0 ||
-      params.width > kMaxChunks * 8 * kThreads || !pointers || !norm)
+      params.width > kNormMaxWidth || !pointers || !norm)
     return cudaErrorInvalidValue;
   if (params.num_tokens == 0) return cudaSuccess;
-  const int chunks = (params.width / 8 + kThreads - 1) / kThreads;
+  const int chunks = NormChunks(params.width);
   const auto kernel = chunks == 1   ? AllReduceNormKernel<1>
                       : chunks == 2 ? AllReduceNormKernel<2>
                       : chunks <= 4 ? AllReduceNormKernel<4>
-                                    : AllReduceNormKernel<kMaxChunks>;
+                                    : AllReduceNormKernel<kNormMaxChunks>;
   const int blocks = params.num_tokens < kReduceBlocksMax ? params.num_tokens : kReduceBlocksMax;
-  return gpu::Launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream,
+  return gpu::Launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kNormThreads), 0, stream,
                      params);
 }
 

@@ -35,11 +35,12 @@ class SpeculatorTest : public ::testing::Test {
   }
 
   // One cycle, which takes this many times as long as its parts with drafts and without. Whether
-  // there were drafts.
-  bool Cycle(double with_drafts, double without) {
+  // there were drafts. `cut`: none was left of those that had been planned.
+  bool Cycle(double with_drafts, double without, bool cut = false) {
     speculator_.Begin();
     speculator_.Add(sequence_, &answer_);
     speculator_.Plan({});
+    if (cut) speculator_.drafting(0).count = 0;
     const int drafts = speculator_.drafting(0).count;
     StepLoad load;
     load.Add(1 + drafts, sequence_.num_tokens());
@@ -87,6 +88,12 @@ TEST_F(SpeculatorTest, DraftsThatLoseAreGivenUpAndTriedNowAndThen) {
 TEST_F(SpeculatorTest, OneVerySlowCycleSaysNothing) {
   CyclesWithDrafts(100, 1.0, 1.0);
   EXPECT_TRUE(Cycle(1000.0, 1.0));
+  EXPECT_EQ(CyclesWithDrafts(100, 1.0, 1.0), 100);
+}
+
+TEST_F(SpeculatorTest, APlanThatWasCutIsNotWhatTheCycleTook) {
+  for (int i = 0; i < 500; ++i) Cycle(1.0, 9.0, true);
+  // Had those counted as cycles with drafts, drafts would be given up now.
   EXPECT_EQ(CyclesWithDrafts(100, 1.0, 1.0), 100);
 }
 

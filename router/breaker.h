@@ -15,6 +15,9 @@ struct BreakerOptions {
   // How long it stays open: doubled each time the trial fails.
   absl::Duration open_min = absl::Seconds(1);
   absl::Duration open_max = absl::Seconds(30);
+  // No longer than this where no other worker could take the work: what is wrong may not be the
+  // worker, and a request that waits is better off with a trial.
+  absl::Duration open_alone = absl::Seconds(2);
 };
 
 // closed -> open after `failures` failures in a row; open -> half-open when its time is over; one
@@ -33,6 +36,11 @@ class Breaker {
   bool Allows(absl::Duration now) const {
     return !open_ || (now >= until_ && (!trial_ || now >= trial_until_));
   }
+  // The same where all other workers of its role are kept away from, too.
+  bool AllowsAlone(absl::Duration now) const {
+    return Allows(now) ||
+           (now >= opened_at_ + options_.open_alone && (!trial_ || now >= trial_until_));
+  }
   // A request is being sent there.
   void OnSent(absl::Duration now) {
     if (!open_) return;
@@ -50,6 +58,7 @@ class Breaker {
     open_ = true;
     trial_ = false;
     pause_ = std::min(options_.open_max, std::max(options_.open_min, pause_ * 2));
+    opened_at_ = now;
     until_ = now + pause_;
   }
   // The trial has ended without saying anything of the worker: the client left.
@@ -62,6 +71,7 @@ class Breaker {
   int failures_ = 0;
   bool open_ = false;
   bool trial_ = false;
+  absl::Duration opened_at_;
   absl::Duration until_;
   absl::Duration trial_until_;
   absl::Duration pause_;

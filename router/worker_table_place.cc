@@ -9,9 +9,18 @@
 namespace baton::router {
 
 void WorkerTable::RefreshTimes(absl::Duration now) {
+  bool any_prefill = false, any_decode = false;  // that is ready and may be sent to
   for (uint32_t slot = 0; slot < workers_.size(); ++slot) {
-    views_[slot].wait_s = workers_[slot].ledger.wait_s(now);
-    views_[slot].tripped = !workers_[slot].breaker.Allows(now);
+    WorkerView& view = views_[slot];
+    view.wait_s = workers_[slot].ledger.wait_s(now);
+    view.tripped = !workers_[slot].breaker.Allows(now);
+    if (view.health != WorkerHealth::kReady || view.tripped) continue;
+    (view.role == WorkerRole::kPrefill ? any_prefill : any_decode) = true;
+  }
+  for (uint32_t slot = 0; slot < workers_.size(); ++slot) {
+    WorkerView& view = views_[slot];
+    const bool any = view.role == WorkerRole::kPrefill ? any_prefill : any_decode;
+    if (view.tripped && !any) view.tripped = !workers_[slot].breaker.AllowsAlone(now);
   }
 }
 

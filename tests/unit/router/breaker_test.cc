@@ -45,6 +45,28 @@ TEST(BreakerTest, EachFailedTrialDoublesThePause) {
   }
 }
 
+TEST(BreakerTest, WithoutOthersItIsTriedAgainSooner) {
+  Breaker breaker({.failures = 1, .open_min = At(8), .open_max = At(30), .open_alone = At(2)});
+  EXPECT_TRUE(breaker.AllowsAlone(At(0)));
+  breaker.OnFailure(At(0));
+  EXPECT_FALSE(breaker.AllowsAlone(At(1)));
+  EXPECT_TRUE(breaker.AllowsAlone(At(2)));
+  EXPECT_FALSE(breaker.Allows(At(2)));
+  breaker.OnSent(At(2));
+  EXPECT_FALSE(breaker.AllowsAlone(At(3))) << "one at a time";
+  breaker.OnFailure(At(3));
+  EXPECT_FALSE(breaker.AllowsAlone(At(4)));
+  EXPECT_TRUE(breaker.AllowsAlone(At(5)));
+  EXPECT_FALSE(breaker.Allows(At(18))) << "for the others it is as sick as ever";
+  breaker.OnSent(At(5));
+  breaker.OnSuccess();
+  EXPECT_TRUE(breaker.Allows(At(5)));
+  // A short pause is not made longer.
+  Breaker brief({.failures = 1, .open_min = At(1), .open_alone = At(2)});
+  brief.OnFailure(At(0));
+  EXPECT_TRUE(brief.AllowsAlone(At(1)));
+}
+
 TEST(BreakerTest, LateFailuresOfOldCallsDoNotProlongIt) {
   Breaker breaker({.failures = 1, .open_min = At(1)});
   breaker.OnFailure(At(0));

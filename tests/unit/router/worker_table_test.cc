@@ -196,6 +196,54 @@ TEST_F(WorkerTableTest, BreakerKeepsWorkAwayFromAWorkerThatFails) {
   EXPECT_EQ(breaker(), 0);
 }
 
+// A breaker that has been open for long is no reason to let requests wait when nobody else is
+// there.
+TEST_F(WorkerTableTest, ALastWorkerIsTriedEveryTwoSeconds) {
+  WorkerTable table = Make(Topology::kSingle);
+  table.OnStatus("d1", Status("decode"));
+  for (int i = 0; i < 3; ++i) table.Release(Place(&table)->decode, Verdict::kFailed);
+  // Pauses of 1, 2, 4, 8 s it would have, if there were others.
+  clock_.Advance(absl::Seconds(1));
+  for (int i = 0; i < 5; ++i) {
+    const auto trial = Place(&table);
+    ASSERT_TRUE(trial.ok()) << i;
+    table.Release(trial->decode, Verdict::kFailed);
+    clock_.Advance(absl::Milliseconds(1999));
+    EXPECT_TRUE(absl::IsResourceExhausted(Place(&table).status())) << i;
+    clock_.Advance(absl::Milliseconds(1));
+  }
+}
+
+TEST_F(WorkerTableTest, WhereThereAreOthersASickWorkerIsLeftAlone) {
+  WorkerTable table = Make();
+  for (const char* p : {"p1", "p2"}) table.OnStatus(p, Status("prefill"));
+  table.OnStatus("d1", Status("decode"));
+  const auto places = [&](int count) {
+    int on_p1 = 0;
+    for (int i = 0; i < count; ++i) {
+      const auto placed = Place(&table);
+      if (!placed.ok()) return -1;
+      const bool sick = placed->route.prefill == "p1";
+      on_p1 += sick ? 1 : 0;
+      table.Release(placed->prefill, sick ? Verdict::kFailed : Verdict::kGood);
+      table.Release(placed->decode, Verdict::kGood);
+    }
+    return on_p1;
+  };
+  for (int i = 0; i < 5; ++i) {
+    places(20);
+    clock_.Advance(absl::Seconds(20));
+  }
+  places(20);  // it has had its trial; the next one is 16 s away or more
+  clock_.Advance(absl::Seconds(10));
+  EXPECT_EQ(places(20), 0);
+  // Without the other one it is worth a try.
+  auto loading = Status("prefill");
+  loading.set_state(worker::v1::WORKER_STATE_LOADING);
+  table.OnStatus("p2", loading);
+  EXPECT_TRUE(Place(&table).ok());
+}
+
 TEST_F(WorkerTableTest, PromptsGoWhereTheirBlocksAre) {
   WorkerTable table = Make();
   for (const char* p : {"p1", "p2"}) table.OnStatus(p, Status("prefill"));

@@ -46,6 +46,7 @@ DecodeLoop::DecodeLoop(const DecodeLoopOptions& options,
       sampler_(runner, static_cast<int>(tokenizer.vocab_size())),
       batch_(options.scheduler.max_batch + options.scheduler.max_prefill_sequences, kMaxDrafts) {
   parts_.reserve(options.scheduler.max_batch + options.scheduler.max_prefill_sequences);
+  speculator_.set_reads_chains(runner.reads_draw_chains());
   if (options_.test_poison_freed) worker::PoisonFreedBlocks(&memory_, &runner_);
   memory_.cache().set_listener(
       [this](const kv::BlockHash& hash, bool stored) { kv_events_.Add(hash, stored); });

@@ -13,6 +13,13 @@ namespace baton::decode {
 
 using worker::v1::DecodeResponse;
 
+namespace {
+
+// Of the time of a step with drafts that were left on the device, at least this is the step's own.
+constexpr double kLeastStepPart = 0.1;
+
+}  // namespace
+
 DecodeLoop::StepPart DecodeLoop::PartOf(runtime::Sequence* sequence) {
   Call* call = Find(sequence->order / runtime::kMaxChoices);
   BATON_CHECK(call != nullptr);
@@ -50,8 +57,9 @@ void DecodeLoop::AddToBatch() {
   sampler_.Begin();
   load_of_step_ = {};
   for (size_t i = 0; i < plan.decode.size(); ++i) {
-    const absl::Span<const uint32_t> drafts = speculator_.drafting(i).drafts();
-    batch_.AddDecode(*plan.decode[i], drafts);
+    const Drafting& drafting = speculator_.drafting(i);
+    const absl::Span<const uint32_t> drafts = drafting.drafts();
+    batch_.AddDecode(*plan.decode[i], drafts, drafting.chain, drafting.drawn());
     parts_[i].choice->answer.Ask(&sampler_, drafts);
     load_of_step_.Add(static_cast<int>(drafts.size()) + 1, plan.decode[i]->num_tokens());
   }
@@ -85,8 +93,11 @@ void DecodeLoop::RunStep() {
   if (last_step_end_ != absl::ZeroDuration())
     metrics_.step_gap.Observe(absl::ToDoubleSeconds(start - last_step_end_));
   const absl::Status status = sampler_.Step(batch_.parts(), this, &timings);
+  const absl::Duration drafting = absl::Seconds(speculator_.Finish());
   last_step_end_ = clock_.Now();
-  const absl::Duration took = last_step_end_ - start;
+  // Drafting may have begun before the step and then have been over sooner than it seems.
+  const absl::Duration whole = last_step_end_ - start;
+  const absl::Duration took = std::max(whole - drafting, whole * kLeastStepPart);
   const bool verifies = batch_.num_rows() > static_cast<int>(plan.decode.size());
   const worker::StepPhase phase =
       plan.chunks.empty()   ? verifies ? worker::StepPhase::kVerify : worker::StepPhase::kDecode

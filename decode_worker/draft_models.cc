@@ -37,7 +37,10 @@ absl::StatusOr<std::unique_ptr<ModelDrafter>> Make(const DraftModelOptions& draf
   drafter.max_catch_up = kMaxCatchUp;
   drafter.num_tokens = static_cast<int>(target.tokenizer->vocab_size());
   drafter.uses_target_kv = uses_target_kv;
-  return std::make_unique<ModelDrafter>(drafter, std::move(runner), std::move(cost), draft.metrics);
+  auto model =
+      std::make_unique<ModelDrafter>(drafter, std::move(runner), std::move(cost), draft.metrics);
+  BATON_RETURN_IF_ERROR(model->UseDrawChain());
+  return model;
 }
 
 }  // namespace

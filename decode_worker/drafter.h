@@ -9,6 +9,7 @@
 
 #include "absl/types/span.h"
 #include "decode_worker/step_cost.h"
+#include "engine/ops/draw_chain.h"
 #include "engine/runtime/answer.h"
 #include "engine/runtime/sequence.h"
 
@@ -28,9 +29,15 @@ struct Drafting {
   Drafter* drafter = nullptr;
   int count = 0;
   std::array<uint32_t, kMaxDrafts> tokens;
+  // Not null: until Drafter::Finish the tokens are on the device, draws of this chain.
+  const ops::DrawChain* chain = nullptr;
+  std::array<int32_t, kMaxDrafts> draws;
 
   absl::Span<const uint32_t> drafts() const {
     return absl::MakeConstSpan(tokens.data(), static_cast<size_t>(count));
+  }
+  absl::Span<const int32_t> drawn() const {
+    return absl::MakeConstSpan(draws.data(), chain == nullptr ? 0 : static_cast<size_t>(count));
   }
 };
 
@@ -48,6 +55,14 @@ class Drafter {
   virtual DraftOffer Offer(const Drafting& drafting) = 0;
   // Fills in `count` drafts of each, fewer where it cannot. All of them are drafter() == this.
   virtual void Draft(absl::Span<Drafting* const> draftings) = 0;
+  // The same, but the tokens may stay on the device, for a step that takes them from there: true,
+  // and Finish fills them in. `tokens` are any until then.
+  virtual bool DraftAhead(absl::Span<Drafting* const> draftings) {
+    Draft(draftings);
+    return false;
+  }
+  // Waits for what DraftAhead has left. The seconds that the device took for it.
+  virtual double Finish() { return 0; }
   // The step is over: the first `accepted` of the drafts were right. The sequence has its new
   // tokens.
   virtual void OnVerified(const Drafting& drafting, int accepted) = 0;

@@ -5,6 +5,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/base/status_macros.h"
 
 namespace baton::decode {
 namespace {
@@ -91,7 +92,7 @@ bool ModelDrafter::Grow(State* state, int num_tokens) {
   return false;
 }
 
-void ModelDrafter::Draft(absl::Span<Drafting* const> draftings) {
+void ModelDrafter::TakeJobs(absl::Span<Drafting* const> draftings) {
   jobs_.clear();
   for (Drafting* drafting : draftings) {
     State& state = *states_.at(drafting->sequence->order);
@@ -101,11 +102,29 @@ void ModelDrafter::Draft(absl::Span<Drafting* const> draftings) {
     }
     jobs_.push_back(drafting);
   }
+}
+
+void ModelDrafter::DropFinished(int round) {
+  std::erase_if(jobs_, [round](const Drafting* job) { return job->count <= round + 1; });
+}
+
+void ModelDrafter::Draft(absl::Span<Drafting* const> draftings) {
+  if (DraftAhead(draftings)) Finish();
+}
+
+bool ModelDrafter::DraftAhead(absl::Span<Drafting* const> draftings) {
+  TakeJobs(draftings);
+  if (IssueRounds()) return true;
+  RunRounds();
+  for (Drafting* drafting : draftings) drafting->answer->TakeBackDrafts();
+  return false;
+}
+
+void ModelDrafter::RunRounds() {
   for (int round = 0; !jobs_.empty(); ++round) {
     RunRound(round);
-    std::erase_if(jobs_, [round](const Drafting* job) { return job->count <= round + 1; });
+    DropFinished(round);
   }
-  for (Drafting* drafting : draftings) drafting->answer->TakeBackDrafts();
 }
 
 void ModelDrafter::RunRound(int round) {
@@ -154,14 +173,109 @@ bool ModelDrafter::Take(Drafting* drafting, int round, int row) {
   const absl::StatusOr<uint32_t> id = drafting->answer->DrawDraft(&sampler_, row);
   if (!id.ok()) return false;
   drafting->tokens[round] = *id;
-  if (memory_) {
-    runtime::Sequence& own = *states_.at(drafting->sequence->order)->sequence;
-    own.num_computed = own.num_tokens();
-    own.tokens.push_back(*id);
-  }
+  Append(*drafting, *id);
   // Nothing follows an end.
   if (drafting->answer->IsStopToken(*id)) drafting->count = round + 1;
   return true;
+}
+
+void ModelDrafter::Append(const Drafting& drafting, uint32_t id) {
+  if (!memory_) return;
+  runtime::Sequence& own = *states_.at(drafting.sequence->order)->sequence;
+  own.num_computed = own.num_tokens();
+  own.tokens.push_back(id);
+}
+
+absl::Status ModelDrafter::UseDrawChain() {
+  const int max_draws = options_.max_batch * kMaxDrafts;
+  BATON_ASSIGN_OR_RETURN(chain_, runner_->NewDrawChain(max_draws));
+  if (chain_ == nullptr) return absl::OkStatus();
+  drawn_.resize(max_draws);
+  ahead_.reserve(options_.max_batch);
+  rounds_.reserve(kMaxDrafts);
+  BATON_LOG(Info, "draft rounds are chained on the device");
+  return absl::OkStatus();
+}
+
+bool ModelDrafter::IssueRounds() {
+  if (chain_ == nullptr || jobs_.empty()) return false;
+  for (const Drafting* job : jobs_) {
+    if (job->answer->counts_tokens()) return false;
+  }
+  ahead_ = jobs_;
+  rounds_.clear();
+  for (int round = 0; !jobs_.empty() && IssueRound(round); ++round) DropFinished(round);
+  return true;
+}
+
+// Until Finish, kNoTokenDrawn stands for a draft in `tokens` and in the drafter's own sequence.
+bool ModelDrafter::IssueRound(int round) {
+  parts_.clear();
+  rows_.clear();
+  sampler_.Begin();
+  StepLoad load;
+  for (Drafting* job : jobs_) {
+    AddToBatch(job, round);
+    runtime::StepSequence& part = parts_.back();
+    if (round > 0) {
+      part.drawn = absl::MakeConstSpan(&job->draws[round - 1], 1);
+      part.chain = chain_.get();
+    }
+    job->answer->AskDraftBehind(&sampler_, round);
+    load.Add(static_cast<int>(part.tokens.size()), part.start);
+  }
+  const int first = chain_->size();
+  absl::Status status = absl::ResourceExhaustedError("edits of logits");
+  if (sampler_.on_device()) {
+    status = sampler_.StepInChain(parts_, chain_.get(),
+                                  absl::MakeSpan(drawn_).subspan(first, jobs_.size()));
+  }
+  if (!status.ok()) {
+    // A draft model's fault ends the drafts, never the request.
+    BATON_LOG(Error, "draft step failed", LogField("status", status.ToString()));
+    for (Drafting* job : jobs_) job->count = round;
+    return false;
+  }
+  rounds_.push_back(load);
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    Drafting* job = jobs_[i];
+    job->chain = chain_.get();
+    job->draws[round] = first + static_cast<int32_t>(i);
+    job->tokens[round] = ops::kNoTokenDrawn;
+    Append(*job, ops::kNoTokenDrawn);
+  }
+  return true;
+}
+
+double ModelDrafter::Finish() {
+  const absl::StatusOr<double> seconds = chain_->Finish();
+  for (Drafting* job : ahead_) FinishJob(job, !seconds.ok());
+  draw_seconds_ -= kLearn * draw_seconds_;  // drawing is a part of these rounds
+  if (!seconds.ok()) {
+    BATON_LOG(Error, "draft rounds failed", LogField("status", seconds.status().ToString()));
+    return 0;
+  }
+  double expected = 0;
+  for (const StepLoad& round : rounds_) expected += cost_.Seconds(round);
+  if (expected == 0) return *seconds;
+  const double slower = *seconds / expected;
+  for (const StepLoad& round : rounds_) cost_.Observe(round, cost_.Seconds(round) * slower);
+  return *seconds;
+}
+
+void ModelDrafter::FinishJob(Drafting* job, bool failed) {
+  const auto count = static_cast<size_t>(job->count);
+  for (size_t round = 0; round < count; ++round) {
+    const ops::SampleResult& result = drawn_[job->draws[round]];
+    const bool is_drawn = !failed && result.status == ops::SampleStatus::kOk;
+    // (The verifying step has computed kNoTokenDrawn, too, where there was none.)
+    job->tokens[round] = static_cast<uint32_t>(is_drawn ? result.id : ops::kNoTokenDrawn);
+  }
+  job->chain = nullptr;
+  const auto state = states_.find(job->sequence->order);
+  if (!memory_ || state == states_.end()) return;
+  std::vector<uint32_t>& own = state->second->sequence->tokens;
+  std::copy_n(job->tokens.begin(), count, own.end() - static_cast<ptrdiff_t>(count));
 }
 
 void ModelDrafter::OnVerified(const Drafting& drafting, int accepted) {

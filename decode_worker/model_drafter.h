@@ -34,7 +34,12 @@ struct ModelDrafterOptions {
 // came without them is computed between steps, a piece at a time and only where drafts would pay,
 // while the answer goes on without drafts. When that cache is full the sequence that needs a block
 // gives up its place and starts again later. In the target's cache the drafts' keys and values lie
-// where the verifying step writes the exact ones. Engine thread only.
+// where the verifying step writes the exact ones.
+//
+// On a device that draws, all rounds are issued before one is looked at, each with the tokens of
+// the one before: a chain (engine/ops/draw_chain.h). What a request asks of the counts of its
+// tokens (penalties) is known on the host only, so a step with such a request has its rounds one by
+// one. Engine thread only.
 class ModelDrafter : public Drafter {
  public:
   // `runner` has vocabulary and positions for everything the target takes, steps of max_batch +
@@ -44,8 +49,13 @@ class ModelDrafter : public Drafter {
                StepCost cost,
                const worker::WorkerMetrics& metrics = worker::WorkerMetrics());
 
+  // From now on in chains, where the runner has them. Errors: RESOURCE_EXHAUSTED.
+  absl::Status UseDrawChain();
+
   DraftOffer Offer(const Drafting& drafting) override;
   void Draft(absl::Span<Drafting* const> draftings) override;
+  bool DraftAhead(absl::Span<Drafting* const> draftings) override;
+  double Finish() override;
   void OnVerified(const Drafting& drafting, int accepted) override;
   void Forget(uint64_t order) override;
   double RoundSeconds(const StepLoad& round) const override;
@@ -75,8 +85,19 @@ class ModelDrafter : public Drafter {
   // Starts again from the prefix cache, which may hold what was handed over meanwhile.
   void MatchAgain(State* state);
   bool Grow(State* state, int num_tokens);
+  // jobs_ become those that there is room for.
+  void TakeJobs(absl::Span<Drafting* const> draftings);
+  // Those of jobs_ that have had their last round leave.
+  void DropFinished(int round);
+  void RunRounds();
   // The next draft of each of jobs_.
   void RunRound(int round);
+  // Issues all rounds as one chain; false: nothing has been issued, as tokens are to be counted.
+  bool IssueRounds();
+  bool IssueRound(int round);
+  // What is pending of the drafter's own sequence is computed by the round, and `id` comes next.
+  void Append(const Drafting& drafting, uint32_t id);
+  void FinishJob(Drafting* job, bool failed);
   void AddToBatch(Drafting* drafting, int round);
   // The draft of this round, from row `row` of the step.
   bool Take(Drafting* drafting, int round, int row);
@@ -93,8 +114,12 @@ class ModelDrafter : public Drafter {
   const DraftIntake* intake_ = nullptr;
   runtime::StepSampler sampler_;
   std::vector<runtime::StepSequence> parts_;
-  std::vector<int> rows_;        // one per part
-  std::vector<Drafting*> jobs_;  // that want one more draft
+  std::vector<int> rows_;                  // one per part
+  std::vector<Drafting*> jobs_;            // that want one more draft
+  std::unique_ptr<ops::DrawChain> chain_;  // null: rounds are run one by one
+  std::vector<ops::SampleResult> drawn_;   // of the chain's draws
+  std::vector<Drafting*> ahead_;           // whose drafts are in the chain
+  std::vector<StepLoad> rounds_;           // of the chain
   absl::flat_hash_map<uint64_t, std::unique_ptr<State>> states_;
   Acceptance acceptance_;  // of all sequences
 };

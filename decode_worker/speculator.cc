@@ -1,6 +1,7 @@
 #include "decode_worker/speculator.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "decode_worker/ngram_drafter.h"
 
@@ -84,8 +85,18 @@ void Speculator::Draft() {
     for (Drafting& drafting : draftings_) {
       if (drafting.count > 0 && drafting.drafter == drafter.get()) jobs_.push_back(&drafting);
     }
-    if (!jobs_.empty()) drafter->Draft(absl::MakeSpan(jobs_));
+    if (jobs_.empty()) continue;
+    // A step reads one chain.
+    if (!reads_chains_ || ahead_ != nullptr) {
+      drafter->Draft(absl::MakeSpan(jobs_));
+    } else if (drafter->DraftAhead(absl::MakeSpan(jobs_))) {
+      ahead_ = drafter.get();
+    }
   }
+}
+
+double Speculator::Finish() {
+  return ahead_ == nullptr ? 0 : std::exchange(ahead_, nullptr)->Finish();
 }
 
 void Speculator::OnVerified(size_t index, int accepted) {

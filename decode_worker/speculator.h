@@ -18,8 +18,9 @@ struct SpeculationOptions {
   bool ngram = true;            // look-up in prompt and answer
 };
 
-// One step goes Begin, Add for each decoding sequence, Plan, Draft, OnVerified for each that had
-// drafts, OnStep. Sequences are addressed by the order of Add. Engine thread only.
+// One step goes Begin, Add for each decoding sequence, Plan, Draft, the step itself, Finish,
+// OnStep, OnVerified for each that had drafts. Sequences are addressed by the order of Add. Engine
+// thread only.
 class Speculator {
  public:
   Speculator(const SpeculationOptions& options,
@@ -29,6 +30,8 @@ class Speculator {
   // Before the first step. Of drafters that promise the same, the first one added drafts.
   void AddDrafter(std::unique_ptr<Drafter> drafter) { drafters_.push_back(std::move(drafter)); }
   void set_cost(StepCost cost) { cost_ = std::move(cost); }
+  // Steps can take drafts that are still on the device (ModelRunner::reads_draw_chains).
+  void set_reads_chains(bool reads) { reads_chains_ = reads; }
 
   void Begin() { draftings_.clear(); }
   void Add(const runtime::Sequence& sequence, runtime::Answer* answer);
@@ -37,6 +40,9 @@ class Speculator {
   // What has been planned; the caller may lower a count.
   Drafting& drafting(size_t index) { return draftings_[index]; }
   void Draft();
+  // Drafts that were left on the device are there. The seconds it took for them: they are part of
+  // what the step seems to have taken.
+  double Finish();
   // The first `accepted` drafts were right and the sequence has its new tokens.
   void OnVerified(size_t index, int accepted);
   // A step of decoding sequences alone has taken this long.
@@ -63,6 +69,8 @@ class Speculator {
   std::vector<DraftCandidate> candidates_;
   std::vector<int> counts_;
   std::vector<Drafting*> jobs_;  // scratch of Draft
+  bool reads_chains_ = false;
+  Drafter* ahead_ = nullptr;  // whose drafts are on the device
 };
 
 }  // namespace baton::decode

@@ -47,6 +47,8 @@ absl::Status Qwen3::Forward(const ForwardInputs& inputs,
   pass.logit_rows = inputs.logit_rows;
   pass.in_one_go = inputs.in_one_go;
   pass.draws = inputs.draws;
+  pass.drawn = inputs.drawn;
+  pass.source = inputs.source;
   bool told = false;  // on_layer has been called
   const auto issue = [&](bool whole) {
     told = !whole;

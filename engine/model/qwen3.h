@@ -30,6 +30,8 @@ struct ForwardInputs {
   bool in_one_go = false;
   // As in ops::PassInputs: with draws no logits are written.
   const ops::Draws* draws = nullptr;
+  absl::Span<const int32_t> drawn;  // [T] or empty
+  const ops::DrawChain* source = nullptr;
 };
 
 struct ForwardTimings {

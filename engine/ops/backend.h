@@ -36,6 +36,7 @@
 #include "absl/types/span.h"
 #include "engine/base/buffer.h"
 #include "engine/kv/kv_layout.h"
+#include "engine/ops/draw_chain.h"
 #include "engine/ops/sample.h"
 #include "engine/parallel/tp_group.h"
 
@@ -174,6 +175,10 @@ struct PassInputs {
   bool in_one_go = false;
   // Tokens are drawn from all rows and no logits are given out; null: as the caller draws himself.
   const Draws* draws = nullptr;
+  // Where drawn[t] >= 0 token t is the one of that draw of `source`, and ids[t] says nothing. The
+  // chain may be another backend's on the same device. Empty: `ids` has all tokens.
+  absl::Span<const int32_t> drawn;  // [T] or empty
+  const DrawChain* source = nullptr;
 };
 
 // Memory of the device that a backend computes on.
@@ -252,13 +257,20 @@ class Backend {
   // RESOURCE_EXHAUSTED.
   virtual absl::StatusOr<bool> ReserveDraws(const DrawLimits& limits) { return false; }
 
+  // A chain for up to `max_draws` draws. Null: passes here neither make nor read chains, as those
+  // that draw nothing. After ReserveDraws. Errors: RESOURCE_EXHAUSTED.
+  virtual absl::StatusOr<std::unique_ptr<DrawChain>> NewDrawChain(int max_draws) {
+    return std::unique_ptr<DrawChain>();
+  }
+
   // Runs a pass. `issue(whole)` calls its operations, with these inputs, the last of them Logits
   // into `logits` [R, V]. Here that is all there is to it. A device may know the operations of such
   // a pass by heart, and then it does not call `issue`, or it may call it twice to learn them.
   // `whole`: the operations are issued without Synchronize between them; only where
   // inputs.in_one_go allows it. With draws `logits` is null, and the tokens drawn from the rows are
-  // in inputs.draws->results at the end. Errors: those of `issue`; INVALID_ARGUMENT for draws
-  // beyond what was reserved, or that are not one a row, before anything is issued.
+  // in inputs.draws->results at the end, or with a chain when that is finished. Errors: those of
+  // `issue`; INVALID_ARGUMENT for draws beyond what was reserved, or that are not one a row, and
+  // for tokens that nobody has drawn, before anything is issued.
   virtual absl::Status RunPass(const PassInputs& inputs,
                                absl::FunctionRef<absl::Status(bool whole)> issue,
                                float* logits) {

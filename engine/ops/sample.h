@@ -49,12 +49,20 @@ struct DrawLimits {
   int edits = 0;
 };
 
+class DrawChain;
+
+// The token of a draw that gives none, where a later pass reads it.
+inline constexpr int32_t kNoTokenDrawn = 0;
+
 // The draws of a pass with R rows of logits.
 struct Draws {
   absl::Span<const SampleRow> rows;   // [R]
   absl::Span<const TokenEdit> edits;  // of all rows
   int num_tokens = 0;                 // ids that may be drawn: [0, num_tokens)
   absl::Span<SampleResult> results;   // [R] out
+  // The pass is not waited for: it is the next one of this chain, of the same backend, and
+  // `results` are there when that has been finished. Null: they are there when the pass returns.
+  DrawChain* chain = nullptr;
 };
 
 }  // namespace baton::ops

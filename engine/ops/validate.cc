@@ -167,6 +167,17 @@ absl::Status CheckDraws(const PassInputs& inputs, const DrawLimits& limits) {
   return absl::OkStatus();
 }
 
+absl::Status CheckDrawn(const PassInputs& inputs) {
+  if (inputs.drawn.empty()) return absl::OkStatus();
+  BATON_RETURN_IF_ERROR(
+      CheckEqual("drawn", "T", static_cast<int64_t>(inputs.drawn.size()), inputs.ids.size()));
+  const int last = inputs.source == nullptr ? -1 : inputs.source->size() - 1;
+  for (const int32_t draw : inputs.drawn) {
+    if (draw != -1) BATON_RETURN_IF_ERROR(CheckAtMost("drawn", "draw", draw, last));
+  }
+  return absl::OkStatus();
+}
+
 int SplitK(int cols, WeightDtype dtype) {
   const int step = dtype == WeightDtype::kInt8 ? 64 : 32;
   return (cols / 2 + step - 1) / step * step < cols ? (cols / 2 + step - 1) / step * step : cols;

@@ -32,6 +32,8 @@ absl::Status CheckPagedAttention(const PagedAttentionArgs& args,
 // One draw and one place for its result for each row of logits, all of it within `limits`; edits of
 // tokens that may be drawn.
 absl::Status CheckDraws(const PassInputs& inputs, const DrawLimits& limits);
+// One entry a token, none of them a draw that the source does not have.
+absl::Status CheckDrawn(const PassInputs& inputs);
 
 // Where ProjectAdd cuts K: half of it, rounded up to the dtype's step along k.
 int SplitK(int cols, WeightDtype dtype);

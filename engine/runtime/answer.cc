@@ -82,6 +82,13 @@ void Answer::AskDraft(StepSampler* sampler) const {
   sampler->Add(Site(drafts_.size()), /*with_logprobs=*/false);
 }
 
+bool Answer::counts_tokens() const { return HasPenalties(request_.params); }
+
+void Answer::AskDraftBehind(StepSampler* sampler, int ahead) const {
+  BATON_CHECK(drafts_.empty() && !counts_tokens());
+  sampler->Add(Site(static_cast<size_t>(ahead)), /*with_logprobs=*/false);
+}
+
 absl::StatusOr<uint32_t> Answer::DrawDraft(StepSampler* sampler, int row) {
   BATON_ASSIGN_OR_RETURN(const uint32_t id, sampler->DrawId(row, Site(drafts_.size())));
   counts_.AddOutput(id);

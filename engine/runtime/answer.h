@@ -47,6 +47,11 @@ class Answer {
   // The next row of a draft model's step is for what would be drawn next: with the same noise,
   // filters and penalties, as if the drafts before it were part of the answer.
   void AskDraft(StepSampler* sampler) const;
+  // Whether a draw depends on which tokens came before it by more than the logits: on their counts.
+  bool counts_tokens() const;
+  // AskDraft for the place behind `ahead` drafts that nobody has looked at yet. Not where
+  // counts_tokens().
+  void AskDraftBehind(StepSampler* sampler, int ahead) const;
   // Takes that draft, from row `row`. Errors: those of Sampler::SampleId.
   absl::StatusOr<uint32_t> DrawDraft(StepSampler* sampler, int row);
   // Forgets the drafts: only Draw says what the answer is.

@@ -67,6 +67,10 @@ class Runner : public ModelRunner {
       return ModelRunner::StepAndDraw(sequences, observer, draws, timings);
     return RunStep(sequences, observer, &draws, timings);
   }
+  bool reads_draw_chains() const override { return draw_limits_.rows > 0; }
+  absl::StatusOr<std::unique_ptr<ops::DrawChain>> NewDrawChain(int max_draws) override {
+    return backend().NewDrawChain(max_draws);
+  }
 
   const model::ModelConfig& config() const override { return checkpoint_->config(); }
   const model::Checkpoint& checkpoint() const override { return *checkpoint_; }
@@ -156,6 +160,8 @@ class Runner : public ModelRunner {
     forward.logit_rows = inputs_->logit_rows();
     forward.in_one_go = observer == nullptr || !observer->reads_kv_pool();
     forward.draws = draws;
+    forward.drawn = inputs_->drawn();
+    forward.source = inputs_->chain();
     const auto on_layer = [&](int layer) {
       if (observer != nullptr) observer->OnLayerDone(layer);
     };
@@ -389,6 +395,10 @@ absl::Status ModelRunner::StepAndDraw(absl::Span<const StepSequence> sequences,
                                       const ops::Draws& draws,
                                       StepTimings* timings) {
   return absl::UnimplementedError("step: this backend draws no tokens");
+}
+
+absl::StatusOr<std::unique_ptr<ops::DrawChain>> ModelRunner::NewDrawChain(int max_draws) {
+  return std::unique_ptr<ops::DrawChain>();
 }
 
 void ModelRunner::ReadBlock(kv::BlockId block, uint8_t* out) {

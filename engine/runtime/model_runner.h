@@ -60,6 +60,10 @@ struct StepSequence {
   // Rows of `tokens` whose logits are wanted, ascending: {tokens.size() - 1} for plain decode and
   // for a prompt's last chunk.
   absl::Span<const int> logit_rows;
+  // Of each token the draw of `chain` that gave it, or -1 where `tokens` has it. Empty: none was.
+  // One chain a step.
+  absl::Span<const int32_t> drawn;
+  const ops::DrawChain* chain = nullptr;
 };
 
 // Called on the engine thread while a step runs. What it does delays the step: hand over, never
@@ -106,6 +110,12 @@ class ModelRunner {
                                    LayerObserver* observer,
                                    const ops::Draws& draws,
                                    StepTimings* timings);
+
+  // Whether steps may have tokens of chains, which are on the same device.
+  virtual bool reads_draw_chains() const { return false; }
+  // For up to `max_draws` draws (Draws::chain): steps that are not waited for. Null where
+  // reads_draw_chains() is false. The runner outlives it. Errors: RESOURCE_EXHAUSTED.
+  virtual absl::StatusOr<std::unique_ptr<ops::DrawChain>> NewDrawChain(int max_draws);
 
   virtual const model::ModelConfig& config() const = 0;
   virtual const model::Checkpoint& checkpoint() const = 0;

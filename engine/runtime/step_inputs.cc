@@ -53,6 +53,20 @@ absl::Status ValidateRows(size_t index, const StepSequence& sequence) {
   return absl::OkStatus();
 }
 
+// `chain`: that of the sequences before.
+absl::Status ValidateDrawn(size_t index,
+                           const StepSequence& sequence,
+                           const ops::DrawChain** chain) {
+  if (sequence.drawn.empty()) return absl::OkStatus();
+  if (sequence.drawn.size() != sequence.tokens.size()) {
+    return Invalid(index, "drawn=", sequence.drawn.size(), " tokens=", sequence.tokens.size());
+  }
+  if (sequence.chain == nullptr || (*chain != nullptr && *chain != sequence.chain))
+    return Invalid(index, "drawn: not the chain of the step");
+  *chain = sequence.chain;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 StepInputs::StepInputs(const StepLimits& limits) : limits_(limits) {
@@ -61,6 +75,7 @@ StepInputs::StepInputs(const StepLimits& limits) : limits_(limits) {
   slots_.reserve(limits.max_tokens);
   views_.reserve(limits.max_tokens);
   logit_rows_.reserve(limits.max_logit_rows);
+  drawn_.reserve(limits.max_tokens);
 }
 
 absl::Status StepInputs::Fill(absl::Span<const StepSequence> sequences) {
@@ -71,6 +86,7 @@ absl::Status StepInputs::Fill(absl::Span<const StepSequence> sequences) {
   views_.clear();
   logit_rows_.clear();
   for (const StepSequence& sequence : sequences) Append(sequence);
+  AppendDrawn(sequences);
   return absl::OkStatus();
 }
 
@@ -78,10 +94,12 @@ absl::Status StepInputs::Validate(absl::Span<const StepSequence> sequences) cons
   if (sequences.empty()) return absl::InvalidArgumentError("step: sequences=0");
   size_t num_tokens = 0;
   size_t num_rows = 0;
+  const ops::DrawChain* chain = nullptr;
   for (size_t i = 0; i < sequences.size(); ++i) {
     BATON_RETURN_IF_ERROR(ValidateTokens(i, sequences[i], limits_));
     BATON_RETURN_IF_ERROR(ValidateBlocks(i, sequences[i], limits_));
     BATON_RETURN_IF_ERROR(ValidateRows(i, sequences[i]));
+    BATON_RETURN_IF_ERROR(ValidateDrawn(i, sequences[i], &chain));
     num_tokens += sequences[i].tokens.size();
     num_rows += sequences[i].logit_rows.size();
   }
@@ -94,6 +112,19 @@ absl::Status StepInputs::Validate(absl::Span<const StepSequence> sequences) cons
         absl::StrCat("step: logit_rows=", num_rows, " max_logit_rows=", limits_.max_logit_rows));
   }
   return absl::OkStatus();
+}
+
+void StepInputs::AppendDrawn(absl::Span<const StepSequence> sequences) {
+  drawn_.clear();
+  chain_ = nullptr;
+  for (const StepSequence& sequence : sequences) {
+    if (!sequence.drawn.empty()) chain_ = sequence.chain;
+  }
+  if (chain_ == nullptr) return;
+  for (const StepSequence& sequence : sequences) {
+    drawn_.insert(drawn_.end(), sequence.drawn.begin(), sequence.drawn.end());
+    if (sequence.drawn.empty()) drawn_.insert(drawn_.end(), sequence.tokens.size(), -1);
+  }
 }
 
 void StepInputs::Append(const StepSequence& sequence) {

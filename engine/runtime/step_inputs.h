@@ -28,7 +28,8 @@ class StepInputs {
   // Errors: INVALID_ARGUMENT with the sequence's index and the numbers: no sequence or one without
   // tokens; more tokens, rows or positions than the limits; a token outside the vocabulary; a block
   // table that is too short or names a block outside the pool; rows that do not ascend within the
-  // sequence's tokens. Nothing is filled then.
+  // sequence's tokens; drawn tokens that are not one a token, or of two chains. Nothing is filled
+  // then.
   absl::Status Fill(absl::Span<const StepSequence> sequences);
 
   absl::Span<const int32_t> ids() const { return ids_; }
@@ -36,10 +37,14 @@ class StepInputs {
   absl::Span<const int64_t> slots() const { return slots_; }
   absl::Span<const ops::SequenceView> sequences() const { return views_; }
   absl::Span<const int32_t> logit_rows() const { return logit_rows_; }
+  // Empty where no sequence has tokens of a chain.
+  absl::Span<const int32_t> drawn() const { return drawn_; }
+  const ops::DrawChain* chain() const { return chain_; }
 
  private:
   absl::Status Validate(absl::Span<const StepSequence> sequences) const;
   void Append(const StepSequence& sequence);
+  void AppendDrawn(absl::Span<const StepSequence> sequences);
 
   StepLimits limits_;
   std::vector<int32_t> ids_;
@@ -47,6 +52,8 @@ class StepInputs {
   std::vector<int64_t> slots_;
   std::vector<ops::SequenceView> views_;
   std::vector<int32_t> logit_rows_;
+  std::vector<int32_t> drawn_;
+  const ops::DrawChain* chain_ = nullptr;
 };
 
 }  // namespace baton::runtime

@@ -76,12 +76,27 @@ absl::Status StepSampler::Step(absl::Span<const StepSequence> sequences,
     BATON_CHECK(logits_.size() == num_rows_ * copied_.size(), "rows=", num_rows_);
     return absl::OkStatus();
   }
+  ops::Draws draws = DrawsOf();
+  draws.results = absl::MakeSpan(results_).first(rows_.size());
+  return runner_.StepAndDraw(sequences, observer, draws, timings);
+}
+
+absl::Status StepSampler::StepInChain(absl::Span<const StepSequence> sequences,
+                                      ops::DrawChain* chain,
+                                      absl::Span<ops::SampleResult> results) {
+  BATON_CHECK(on_device_ && static_cast<int>(results.size()) == num_rows_);
+  ops::Draws draws = DrawsOf();
+  draws.results = results;
+  draws.chain = chain;
+  return runner_.StepAndDraw(sequences, nullptr, draws, nullptr);
+}
+
+ops::Draws StepSampler::DrawsOf() const {
   ops::Draws draws;
   draws.rows = rows_;
   draws.edits = edits_;
   draws.num_tokens = num_tokens_;
-  draws.results = absl::MakeSpan(results_).first(rows_.size());
-  return runner_.StepAndDraw(sequences, observer, draws, timings);
+  return draws;
 }
 
 absl::StatusOr<SampledToken> StepSampler::Draw(int row, const DrawSite& site) {

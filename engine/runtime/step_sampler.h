@@ -54,12 +54,19 @@ class StepSampler {
                     LayerObserver* observer,
                     StepTimings* timings);
 
+  // Step of rows that are on_device(), as the next step of `chain`, which it does not wait for: row
+  // i is drawn into results[i]. (A row whose edits are refused is drawn without them.)
+  absl::Status StepInChain(absl::Span<const StepSequence> sequences,
+                           ops::DrawChain* chain,
+                           absl::Span<ops::SampleResult> results);
+
   // `site`: the one that was added, or what it has become: that the drafts before the row are right
   // is known by now. Errors: those of Sampler::Sample.
   absl::StatusOr<SampledToken> Draw(int row, const DrawSite& site);
   absl::StatusOr<uint32_t> DrawId(int row, const DrawSite& site);
 
  private:
+  ops::Draws DrawsOf() const;
   ops::SampleRow RowOf(const DrawSite& site, bool with_logprobs);
   // What the backend says of a row.
   absl::Status StatusOf(int row) const;

@@ -9,11 +9,6 @@
 namespace baton::runtime {
 namespace {
 
-bool HasPenalties(const SamplingParams& params) {
-  return params.repetition_penalty != 1 || params.presence_penalty != 0 ||
-         params.frequency_penalty != 0;
-}
-
 absl::Status CheckBiases(const SamplingParams& params, int num_tokens) {
   for (const auto& [id, bias] : params.logit_bias) {
     if (id >= static_cast<uint32_t>(num_tokens)) {
@@ -45,6 +40,11 @@ void MergeById(size_t first, std::vector<ops::TokenEdit>* edits) {
 }
 
 }  // namespace
+
+bool HasPenalties(const SamplingParams& params) {
+  return params.repetition_penalty != 1 || params.presence_penalty != 0 ||
+         params.frequency_penalty != 0;
+}
 
 void TokenCounts::AddPrompt(absl::Span<const uint32_t> ids) {
   for (const uint32_t id : ids) counts_[id].in_prompt = true;

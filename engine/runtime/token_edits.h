@@ -33,6 +33,9 @@ class TokenCounts {
   absl::flat_hash_map<uint32_t, Count> counts_;
 };
 
+// Whether the edits depend on the counts of tokens.
+bool HasPenalties(const SamplingParams& params);
+
 // Appends one edit for each token below `num_tokens` whose logit changes, in any order. In an edit
 // the bias comes first, then the penalties, then the mask. `output_tokens` is how many this choice
 // has generated. Of several biases of one token the sum counts. Errors: INVALID_ARGUMENT when a

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -23,6 +24,7 @@ struct CUevent_st {
   int device = 0;
   uint64_t recorded = 0;   // number of the last record issued
   uint64_t completed = 0;  // number of the last record that has run
+  std::chrono::steady_clock::time_point completed_at;
 };
 
 struct CUstream_st {
@@ -481,6 +483,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   Locked l(stream);
+  ++baton::simt::GetRuntimeStats().waits;
   return l.runtime.Drain(l.runtime.Find(stream));
 }
 
@@ -509,6 +512,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const uint64_t record = ++event->recorded;
   return l.runtime.Issue(stream, {.run = [=] {
                            event->completed = record;
+                           event->completed_at = std::chrono::steady_clock::now();
                            return cudaSuccess;
                          }});
 }
@@ -525,7 +529,18 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   Locked l(event->device);
+  ++baton::simt::GetRuntimeStats().waits;
   return l.runtime.DrainTo(event, event->recorded);
+}
+
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+  Locked l(start->device);
+  for (cudaEvent_t event : {start, end}) {
+    if (event->recorded == 0) return l.runtime.Note(cudaErrorInvalidResourceHandle);
+    if (event->completed != event->recorded) return cudaErrorNotReady;
+  }
+  *ms = std::chrono::duration<float, std::milli>(end->completed_at - start->completed_at).count();
+  return cudaSuccess;
 }
 
 // ---- Graphs: of one stream, and so a row of operations

@@ -39,6 +39,7 @@ struct RuntimeStats {
   uint64_t graph_launches = 0;
   uint64_t copies_to_device = 0, copies_to_host = 0;  // issued
   uint64_t bytes_to_host = 0;
+  uint64_t waits = 0;  // of the host for streams and events
 };
 RuntimeStats& GetRuntimeStats();
 

@@ -50,6 +50,38 @@ TEST_P(RowKernels, EmbedCopiesRows) {
   }
 }
 
+TEST_P(RowKernels, TakeDrawnPutsTokensOfDrawsInTheirPlaces) {
+  constexpr int kDraws = 5;
+  std::vector<ops::SampleResult> draws(kDraws);
+  for (int i = 0; i < kDraws; ++i)
+    draws[i] = {.status = ops::SampleStatus::kOk, .id = 1000 + i, .num_top = 0};
+  draws[2].status = ops::SampleStatus::kNotFinite;
+  draws[3].status = ops::SampleStatus::kAllMasked;
+  DeviceArray<ops::SampleResult> results(draws);
+  Random random(3);
+  for (const int num_tokens : {1, 127, 128, 300}) {
+    std::vector<int32_t> ids, drawn, want;
+    for (int t = 0; t < num_tokens; ++t) {
+      ids.push_back(random.Between(0, 99));
+      drawn.push_back(random.Between(-1, kDraws - 1));
+      const bool is_token = drawn[t] == 0 || drawn[t] == 1 || drawn[t] == 4;
+      want.push_back(drawn[t] < 0 ? ids[t] : is_token ? 1000 + drawn[t] : ops::kNoTokenDrawn);
+    }
+    DeviceArray<int32_t> in(ids), from(drawn), out(ids.size());
+    for (int32_t* to : {out.data(), in.data()}) {
+      ASSERT_EQ(ops::cuda::TakeDrawn({.ids = in.data(),
+                                      .drawn = from.data(),
+                                      .results = results.data(),
+                                      .out = to,
+                                      .num_tokens = num_tokens},
+                                     nullptr),
+                cudaSuccess);
+    }
+    EXPECT_EQ(out.Get(), want);
+    EXPECT_EQ(in.Get(), want);
+  }
+}
+
 struct NormCase {
   int tokens, width;
   Element out;
@@ -204,6 +236,7 @@ TEST(RowLaunchers, RefuseWhatTheKernelsCannotBear) {
   silu.out = norm.out;
   EXPECT_EQ(ops::cuda::SiluMul(silu, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(ops::cuda::Embed({.num_tokens = 1, .width = 4}, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(ops::cuda::TakeDrawn({.num_tokens = 1}, nullptr), cudaErrorInvalidValue);
   GetStats() = Stats();
   norm.num_tokens = 0;
   norm.width = 128;

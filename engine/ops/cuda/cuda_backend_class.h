@@ -15,6 +15,7 @@
 #include "engine/ops/backend.h"
 #include "engine/ops/cuda/attention_plan.h"
 #include "engine/ops/cuda/cuda_tensors.h"
+#include "engine/ops/cuda/device_draw_chain.h"
 #include "engine/ops/cuda/device_group.h"
 #include "engine/ops/cuda/graph_cache.h"
 #include "engine/ops/cuda/kernels.h"
@@ -54,6 +55,7 @@ class CudaBackend : public Backend {
   absl::Status CopyFromPool(uint8_t* host, const uint8_t* pool, size_t bytes) override;
   absl::Status CopyToPool(uint8_t* pool, const uint8_t* host, size_t bytes) override;
   absl::StatusOr<bool> ReserveDraws(const DrawLimits& limits) override;
+  absl::StatusOr<std::unique_ptr<DrawChain>> NewDrawChain(int max_draws) override;
   // A small pass is padded to one of few shapes, whether it becomes a graph or not: so its results
   // are the same either way.
   absl::Status RunPass(const PassInputs& inputs,
@@ -100,7 +102,12 @@ class CudaBackend : public Backend {
                              absl::FunctionRef<absl::Status(bool whole)> issue,
                              float* logits);
   absl::Status CopyLogits(size_t num_rows, float* logits);
-  // Draws from the logits of the pass, behind its operations, and waits for the results.
+  // Of a pass that tokens are drawn from or that others have drawn tokens for.
+  absl::Status CheckPass(const PassInputs& inputs) const;
+  // Puts tokens that a chain has drawn among the ids of the pass.
+  absl::Status TakeDrawn(const PassInputs& inputs, const int32_t* ids, int32_t* out);
+  // Draws from the logits of the pass, behind its operations, and waits for the results unless it
+  // is one of a chain.
   absl::Status Draw(const Draws& draws);
   // Whether what a linear layer of this many columns reads is e4m3; its weights are then, too.
   bool IsFp8Width(int width) const { return dtype_ == WeightDtype::kFp8 && width % kFp8Block == 0; }
@@ -162,8 +169,10 @@ class CudaBackend : public Backend {
   AttentionPlan plan_;
   PassArrays pass_arrays_;
   GraphCache graphs_;
-  const PassArrays* pass_ = nullptr;  // while the operations of a padded pass are issued
-  int max_tokens_ = INT_MAX;          // what every activation holds
+  const PassArrays* pass_ = nullptr;   // while the operations of a padded pass are issued
+  const PassInputs* drawn_ = nullptr;  // while those of another are, which has drawn tokens
+  DeviceBuffer taken_ids_;             // of such a pass
+  int max_tokens_ = INT_MAX;           // what every activation holds
   size_t vocab_ = 0, first_logit_ = 0, num_logits_ = 0;  // logits_ has [first, first + num) of V
   std::unique_ptr<DeviceGroup> group_;                   // null: one rank
   const CudaActivation* unsummed_ = nullptr;  // a residual that the ranks' parts are to be added to

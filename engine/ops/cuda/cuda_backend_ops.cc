@@ -37,6 +37,11 @@ absl::Status CudaBackend::Embed(const Matrix& table,
   if (pass_ == nullptr) {
     BATON_ASSIGN_OR_RETURN(device_ids, ids_.Upload(ids, stream_));
   }
+  if (drawn_ != nullptr) {
+    BATON_RETURN_IF_ERROR(Grow(ids.size() * sizeof(int32_t), &taken_ids_));
+    BATON_RETURN_IF_ERROR(TakeDrawn(*drawn_, device_ids, taken_ids_.as<int32_t>()));
+    device_ids = taken_ids_.as<int32_t>();
+  }
   return CudaStatus(cuda::Embed({.table = Weights(table).data(),
                                  .table_element = linear_element_,
                                  .ids = device_ids,

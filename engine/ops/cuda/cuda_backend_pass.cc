@@ -4,9 +4,21 @@
 
 #include "engine/base/status_macros.h"
 #include "engine/ops/cuda/cuda_backend_class.h"
+#include "engine/ops/cuda/device_draw_chain.h"
 #include "engine/ops/validate.h"
 
 namespace baton::ops::cuda {
+namespace {
+
+// All chains are made by NewDrawChain of this file.
+DeviceDrawChain* ChainOf(const PassInputs& inputs) {
+  return inputs.draws == nullptr ? nullptr : static_cast<DeviceDrawChain*>(inputs.draws->chain);
+}
+const DeviceDrawChain* SourceOf(const PassInputs& inputs) {
+  return inputs.drawn.empty() ? nullptr : static_cast<const DeviceDrawChain*>(inputs.source);
+}
+
+}  // namespace
 
 absl::Status CudaBackend::RunPass(const PassInputs& inputs,
                                   absl::FunctionRef<absl::Status(bool whole)> issue,
@@ -22,11 +34,20 @@ absl::Status CudaBackend::RunPass(const PassInputs& inputs,
 absl::Status CudaBackend::RunPassOfRank(const PassInputs& inputs,
                                         absl::FunctionRef<absl::Status(bool whole)> issue,
                                         float* logits) {
-  if (inputs.draws != nullptr) BATON_RETURN_IF_ERROR(CheckDraws(inputs, draw_limits_));
+  BATON_RETURN_IF_ERROR(CheckPass(inputs));
   const PassShape shape = inputs.in_one_go ? ShapeOfPass(inputs, max_tokens_) : PassShape();
-  if (shape.tokens == 0 && inputs.draws == nullptr) return issue(false);
-  BATON_ASSIGN_OR_RETURN(const bool moved, pass_arrays_.Send(inputs, shape, stream_));
+  const DeviceDrawChain* source = SourceOf(inputs);
+  if (shape.tokens == 0 && inputs.draws == nullptr && source == nullptr) return issue(false);
+  DeviceDrawChain* chain = ChainOf(inputs);
+  if (chain != nullptr) BATON_RETURN_IF_ERROR(chain->BeginPass());
+  const bool is_first = chain == nullptr || chain->size() == 0;
+  BATON_ASSIGN_OR_RETURN(const bool moved, pass_arrays_.Send(inputs, shape, is_first, stream_));
   if (moved) graphs_.Clear();
+  if (source != nullptr) {
+    BATON_RETURN_IF_ERROR(source->HoldBack(stream_));
+    if (shape.tokens > 0)
+      BATON_RETURN_IF_ERROR(TakeDrawn(inputs, pass_arrays_.ids(), pass_arrays_.ids()));
+  }
   const auto issue_padded = [&]() -> absl::Status {
     if (group_ != nullptr) group_->RestartPass();  // a capture that failed has come this way
     unsummed_ = nullptr;
@@ -36,13 +57,47 @@ absl::Status CudaBackend::RunPassOfRank(const PassInputs& inputs,
     return issued;
   };
   if (shape.tokens == 0) {
-    BATON_RETURN_IF_ERROR(issue(false));
+    drawn_ = source == nullptr ? nullptr : &inputs;
+    const absl::Status issued = issue(false);
+    drawn_ = nullptr;
+    BATON_RETURN_IF_ERROR(issued);
   } else {
     BATON_RETURN_IF_ERROR(eager_ ? issue_padded()
                                  : graphs_.Run({inputs.model, shape}, issue_padded, stream_));
   }
   if (inputs.draws != nullptr) return Draw(*inputs.draws);
   return CopyLogits(inputs.logit_rows.size(), logits);
+}
+
+absl::Status CudaBackend::CheckPass(const PassInputs& inputs) const {
+  BATON_RETURN_IF_ERROR(CheckDrawn(inputs));
+  const DeviceDrawChain* source = SourceOf(inputs);
+  if (source != nullptr) {
+    BATON_RETURN_IF_ERROR(CheckEqual("drawn", "device", source->device(), device_));
+    BATON_RETURN_IF_ERROR(CheckEqual("drawn", "tp", group_ == nullptr ? 1 : 2, 1));
+  }
+  if (inputs.draws == nullptr) return absl::OkStatus();
+  BATON_RETURN_IF_ERROR(CheckDraws(inputs, draw_limits_));
+  const DeviceDrawChain* chain = ChainOf(inputs);
+  return chain == nullptr
+             ? absl::OkStatus()
+             : CheckAtMost("draws", "chain", chain->size() + int64_t(inputs.draws->rows.size()),
+                           chain->max_draws());
+}
+
+absl::Status CudaBackend::TakeDrawn(const PassInputs& inputs, const int32_t* ids, int32_t* out) {
+  return CudaStatus(cuda::TakeDrawn({.ids = ids,
+                                     .drawn = pass_arrays_.drawn(),
+                                     .results = SourceOf(inputs)->results(),
+                                     .out = out,
+                                     .num_tokens = static_cast<int>(inputs.drawn.size())},
+                                    stream_),
+                    "take drawn");
+}
+
+absl::StatusOr<std::unique_ptr<DrawChain>> CudaBackend::NewDrawChain(int max_draws) {
+  if (draw_limits_.rows == 0) return std::unique_ptr<DrawChain>();
+  return DeviceDrawChain::Create(device_, stream_, max_draws);
 }
 
 absl::StatusOr<bool> CudaBackend::ReserveDraws(const DrawLimits& limits) {
@@ -62,15 +117,18 @@ absl::StatusOr<bool> CudaBackend::ReserveDraws(const DrawLimits& limits) {
 absl::Status CudaBackend::Draw(const Draws& draws) {
   if (draws.rows.empty()) return absl::OkStatus();
   BATON_RETURN_IF_ERROR(CheckAtMost("draw", "num_tokens", draws.num_tokens, vocab_));
+  auto* chain = static_cast<DeviceDrawChain*>(draws.chain);
+  SampleResult* results = chain != nullptr ? chain->next_results() : results_.as<SampleResult>();
   BATON_RETURN_IF_ERROR(CudaStatus(Sample({.logits = logits_.as<float>(),
                                            .rows = pass_arrays_.sample_rows(),
                                            .edits = pass_arrays_.edits(),
-                                           .results = results_.as<SampleResult>(),
+                                           .results = results,
                                            .num_rows = static_cast<int>(draws.rows.size()),
                                            .vocab = static_cast<int>(vocab_),
                                            .num_tokens = draws.num_tokens},
                                           stream_),
                                    "draw"));
+  if (chain != nullptr) return chain->EndPass(draws.results);
   BATON_RETURN_IF_ERROR(CudaStatus(
       cudaMemcpyAsync(results_on_host_.data(), results_.data(),
                       draws.rows.size() * sizeof(SampleResult), cudaMemcpyDeviceToHost, stream_),

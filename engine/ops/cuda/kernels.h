@@ -203,6 +203,17 @@ struct SampleParams {
 };
 cudaError_t Sample(const SampleParams& params, cudaStream_t stream);
 
+// Tokens of a step that a chain has drawn: out[t] = the token of results[drawn[t]] (kNoTokenDrawn
+// if it has none) where drawn[t] >= 0, else ids[t]. `ids` and `out` may be the same.
+struct TakeDrawnParams {
+  const int32_t* ids = nullptr;           // [T]
+  const int32_t* drawn = nullptr;         // [T]
+  const SampleResult* results = nullptr;  // of the chain's draws
+  int32_t* out = nullptr;                 // [T]
+  int num_tokens = 0;
+};
+cudaError_t TakeDrawn(const TakeDrawnParams& params, cudaStream_t stream);
+
 // Whole cache blocks of one layer between the pool and a staging area: staging[i] <->
 // pool[blocks[i]].
 struct BlockCopyParams {

@@ -52,7 +52,8 @@ PassShape ShapeOfPass(const PassInputs& inputs, int max_tokens) {
   return shape;
 }
 
-PassArrays::Layout PassArrays::LayoutOf(const PassShape& shape, const Draws* draws) {
+PassArrays::Layout PassArrays::LayoutOf(const PassInputs& inputs, const PassShape& shape) {
+  const Draws* draws = inputs.draws;
   Layout layout = {};
   const auto take = [&](size_t count, size_t element) {
     const size_t offset = layout.bytes;
@@ -68,6 +69,7 @@ PassArrays::Layout PassArrays::LayoutOf(const PassShape& shape, const Draws* dra
   layout.contexts = take(sequences, sizeof(int32_t));
   layout.sequences = take(sequences, sizeof(int32_t));
   layout.tables = take(sequences * shape.max_blocks, sizeof(int32_t));
+  layout.drawn = take(inputs.drawn.size(), sizeof(int32_t));
   layout.draws = take(draws == nullptr ? 0 : draws->rows.size(), sizeof(SampleRow));
   layout.edits = take(draws == nullptr ? 0 : draws->edits.size(), sizeof(TokenEdit));
   return layout;
@@ -76,33 +78,47 @@ PassArrays::Layout PassArrays::LayoutOf(const PassShape& shape, const Draws* dra
 absl::Status PassArrays::ReserveDraws(const DrawLimits& limits) {
   draw_bytes_max_ =
       Aligned(limits.rows * sizeof(SampleRow)) + Aligned(limits.edits * sizeof(TokenEdit));
-  return Grow(0).status();
+  return Grow(0, nullptr).status();
 }
 
 absl::StatusOr<bool> PassArrays::Send(const PassInputs& inputs,
                                       const PassShape& shape,
+                                      bool wait,
                                       cudaStream_t stream) {
-  // The stream may still be reading what was there.
-  BATON_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream), "step arrays"));
-  const Layout layout = LayoutOf(shape, inputs.draws);
-  BATON_ASSIGN_OR_RETURN(const bool moved, Grow(layout.draws));
+  // The stream may still be reading what was staged.
+  if (wait) BATON_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream), "step arrays"));
+  next_ = wait ? 0 : next_ + 1;
+  const Layout layout = LayoutOf(inputs, shape);
+  BATON_ASSIGN_OR_RETURN(const bool moved, Grow(layout.draws, stream));
+  BATON_RETURN_IF_ERROR(GrowStaged(layout.bytes));
   shape_ = shape;
   layout_ = layout;
   if (shape.tokens > 0) Stage(inputs);
+  std::copy(inputs.drawn.begin(), inputs.drawn.end(), Staged<int32_t>(layout_.drawn));
   if (inputs.draws != nullptr) StageDraws(*inputs.draws);
-  BATON_RETURN_IF_ERROR(CudaStatus(
-      cudaMemcpyAsync(device_.data(), staged_.data(), layout.bytes, cudaMemcpyHostToDevice, stream),
-      "step arrays"));
+  BATON_RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(device_.data(), staged_[next_].data(),
+                                                   layout.bytes, cudaMemcpyHostToDevice, stream),
+                                   "step arrays"));
   return moved;
 }
 
 // `bytes`: without draws, for which there is always room behind them.
-absl::StatusOr<bool> PassArrays::Grow(size_t bytes) {
+absl::StatusOr<bool> PassArrays::Grow(size_t bytes, cudaStream_t stream) {
   if (device_.size() > 0 && bytes + draw_bytes_max_ <= device_.size()) return false;
+  if (device_.size() > 0)  // passes that were not waited for read it
+    BATON_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream), "step arrays"));
   const size_t room = std::max(kLeastBytes, 2 * bytes) + draw_bytes_max_;
-  BATON_ASSIGN_OR_RETURN(staged_, DeviceBuffer::AllocatePinned(room));
   BATON_ASSIGN_OR_RETURN(device_, DeviceBuffer::Allocate(room));
   return true;
+}
+
+absl::Status PassArrays::GrowStaged(size_t bytes) {
+  if (next_ >= staged_.size()) staged_.resize(next_ + 1);
+  if (bytes <= staged_[next_].size()) return absl::OkStatus();
+  // (The first one is as large as the device's; passes of a chain are small, and there are many.)
+  const size_t room = next_ == 0 ? device_.size() : std::max(kLeastBytes, 2 * bytes);
+  BATON_ASSIGN_OR_RETURN(staged_[next_], DeviceBuffer::AllocatePinned(room));
+  return absl::OkStatus();
 }
 
 void PassArrays::Stage(const PassInputs& inputs) {

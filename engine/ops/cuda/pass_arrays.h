@@ -3,12 +3,14 @@
 // What the host says of a small pass (decode, speculative verify), on the device: all of it in one
 // copy, in places that depend on the pass's padded shape alone. So the kernels of two passes of one
 // shape are given the same pointers and sizes, and a graph of them serves every pass of that shape.
-// Behind it lies what tokens are drawn by, of passes that are not padded too; no graph reads that.
+// Behind it lies which tokens were drawn by a chain and what tokens are drawn by, of passes that
+// are not padded too; no graph reads that.
 
 #include <cuda_runtime.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -44,16 +46,21 @@ class PassArrays {
   // Room for draws, whatever the pass. Before the first Send. Errors: RESOURCE_EXHAUSTED.
   absl::Status ReserveDraws(const DrawLimits& limits);
 
-  // Sends a pass in the order of `stream`, or with an empty shape its draws alone, which are within
-  // what was reserved. Padding: token 0 at position 0 without a slot, sequences without queries,
-  // row 0. True: the arrays have moved to new memory; what was issued with the old pointers must
-  // not be issued again. Errors: RESOURCE_EXHAUSTED.
-  absl::StatusOr<bool> Send(const PassInputs& inputs, const PassShape& shape, cudaStream_t stream);
+  // Sends a pass in the order of `stream`, or with an empty shape what it has drawn and its draws
+  // alone, the latter within what was reserved. Padding: token 0 at position 0 without a slot,
+  // sequences without queries, row 0. `wait`: for what was issued before; else all of that has been
+  // sent without waiting since the last call that did, or a few at least. True: the arrays have
+  // moved to new memory; what was issued with the old pointers must not be issued again. Errors:
+  // RESOURCE_EXHAUSTED.
+  absl::StatusOr<bool> Send(const PassInputs& inputs,
+                            const PassShape& shape,
+                            bool wait,
+                            cudaStream_t stream);
 
   // Of the last pass sent.
   const PassShape& shape() const { return shape_; }
   const int64_t* slots() const { return At<int64_t>(layout_.slots); }            // [tokens]
-  const int32_t* ids() const { return At<int32_t>(layout_.ids); }                // [tokens]
+  int32_t* ids() const { return Mutable<int32_t>(layout_.ids); }                 // [tokens]
   const int32_t* positions() const { return At<int32_t>(layout_.positions); }    // [tokens]
   const int32_t* rows() const { return At<int32_t>(layout_.rows); }              // [rows]
   const int32_t* query_starts() const { return At<int32_t>(layout_.starts); }    // [sequences + 1]
@@ -62,34 +69,41 @@ class PassArrays {
   const int32_t* block_tables() const {  // [sequences][max_blocks]
     return At<int32_t>(layout_.tables);
   }
+  const int32_t* drawn() const { return At<int32_t>(layout_.drawn); }  // [T] of the pass, or none
   const SampleRow* sample_rows() const { return At<SampleRow>(layout_.draws); }  // [draws' rows]
-  TokenEdit* edits() const {                                                     // [draws' edits]
-    return reinterpret_cast<TokenEdit*>(device_.as<uint8_t>() + layout_.edits);
-  }
+  TokenEdit* edits() const { return Mutable<TokenEdit>(layout_.edits); }         // [draws' edits]
 
  private:
   // Offsets in bytes.
   struct Layout {
-    size_t slots, ids, positions, rows, starts, contexts, sequences, tables, draws, edits, bytes;
+    size_t slots, ids, positions, rows, starts, contexts, sequences, tables, drawn, draws, edits,
+        bytes;
   };
-  // `draws` may be null.
-  static Layout LayoutOf(const PassShape& shape, const Draws* draws);
+  static Layout LayoutOf(const PassInputs& inputs, const PassShape& shape);
   template <typename T>
   const T* At(size_t offset) const {
     return reinterpret_cast<const T*>(device_.as<const uint8_t>() + offset);
   }
   template <typename T>
-  T* Staged(size_t offset) const {
-    return reinterpret_cast<T*>(staged_.as<uint8_t>() + offset);
+  T* Mutable(size_t offset) const {
+    return reinterpret_cast<T*>(device_.as<uint8_t>() + offset);
   }
-  absl::StatusOr<bool> Grow(size_t bytes);
+  template <typename T>
+  T* Staged(size_t offset) const {
+    return reinterpret_cast<T*>(staged_[next_].as<uint8_t>() + offset);
+  }
+  absl::StatusOr<bool> Grow(size_t bytes, cudaStream_t stream);
+  // Room for one more pass that the stream may still read when the next one is sent.
+  absl::Status GrowStaged(size_t bytes);
   void Stage(const PassInputs& inputs);
   void StageDraws(const Draws& draws);
 
   PassShape shape_;
   Layout layout_ = {};
   size_t draw_bytes_max_ = 0;
-  DeviceBuffer device_, staged_;
+  DeviceBuffer device_;
+  std::vector<DeviceBuffer> staged_;  // one for each pass sent since one waited; as large as needed
+  size_t next_ = 0;                   // the one that is written now
 };
 
 }  // namespace baton::ops::cuda

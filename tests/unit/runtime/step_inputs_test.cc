@@ -55,6 +55,39 @@ TEST_F(StepInputsTest, FlattensSequencesInOrder) {
             (std::vector<int32_t>{0, 9, 11}));
 }
 
+class NoDraws : public ops::DrawChain {
+ public:
+  int size() const override { return 0; }
+  absl::StatusOr<double> Finish() override { return 0.0; }
+};
+
+TEST_F(StepInputsTest, DrawnTokensAreMarkedWhereAnySequenceHasThem) {
+  NoDraws chain, other_chain;
+  std::vector<int32_t> drawn(10, -1);
+  drawn[9] = 4;
+  StepSequence with = Sequence();
+  with.drawn = drawn;
+  with.chain = &chain;
+  ASSERT_TRUE(inputs_.Fill({Sequence(), with}).ok());
+  std::vector<int32_t> want(20, -1);
+  want[19] = 4;
+  EXPECT_EQ(std::vector<int32_t>(inputs_.drawn().begin(), inputs_.drawn().end()), want);
+  EXPECT_EQ(inputs_.chain(), &chain);
+  ASSERT_TRUE(inputs_.Fill({Sequence()}).ok());
+  EXPECT_TRUE(inputs_.drawn().empty());
+  EXPECT_EQ(inputs_.chain(), nullptr);
+
+  StepSequence bad = with;
+  bad.chain = &other_chain;
+  EXPECT_EQ(inputs_.Fill({with, bad}).message(),
+            "step: sequence=1 drawn: not the chain of the step");
+  bad.chain = nullptr;
+  ExpectInvalid(bad, "drawn: not the chain of the step");
+  bad = with;
+  bad.drawn = absl::MakeConstSpan(drawn).first(9);
+  ExpectInvalid(bad, "drawn=9 tokens=10");
+}
+
 TEST_F(StepInputsTest, RefusesWhatIsOutOfRange) {
   StepSequence bad = Sequence();
   bad.tokens = {};

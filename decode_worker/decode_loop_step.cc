@@ -122,6 +122,7 @@ void DecodeLoop::RunStep() {
 }
 
 void DecodeLoop::FinishStep(const runtime::StepTimings& timings) {
+  sampler_.DrawAhead();
   const DecodeScheduler::Plan& plan = scheduler_.plan();
   const size_t num_decode = plan.decode.size();
   int next_row = 0;

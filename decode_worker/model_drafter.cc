@@ -142,6 +142,7 @@ void ModelDrafter::RunRound(int round) {
   const double end = Now();
   if (!status.ok()) BATON_LOG(Error, "draft step failed", LogField("status", status.ToString()));
   cost_.Observe(load, end - start);
+  if (status.ok()) sampler_.DrawAhead();
   for (size_t i = 0; i < jobs_.size(); ++i) {
     const bool taken = status.ok() && Take(jobs_[i], round, static_cast<int>(i));
     // A draft model's fault ends the drafts, never the request.

@@ -65,6 +65,7 @@ void PrefillLoop::AskFirstTokens(Call* call) {
 }
 
 void PrefillLoop::FinishChunks(const runtime::StepTimings& timings) {
+  sampler_.DrawAhead();
   int next_row = 0;
   for (size_t i = 0; i < chunks_.size(); ++i) {
     const runtime::PrefillChunk& chunk = chunks_[i];

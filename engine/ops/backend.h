@@ -341,6 +341,14 @@ class Backend {
                               const Matrix& head,
                               float* logits) = 0;
 
+  // f(index, thread) once for each index in [0, count), on up to host_threads() threads, each with
+  // a number below that, while no operation runs: other work of a step, with the threads that
+  // would be idle. With the caller's rounding and treatment of denormals.
+  virtual int host_threads() const { return 1; }
+  virtual void ForEach(int count, absl::FunctionRef<void(int index, int thread)> f) {
+    for (int i = 0; i < count; ++i) f(i, 0);
+  }
+
   // Waits until everything issued so far is done and visible to the host and to other processes.
   virtual absl::Status Synchronize() = 0;
 

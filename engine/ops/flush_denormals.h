@@ -25,4 +25,18 @@ class ScopedFlushDenormals {
   uint32_t saved_;
 };
 
+// As a thread that computes for another one must, for the same results: with that one's modes.
+class ScopedFloatModes {
+ public:
+  // `modes`: what Current() says there.
+  explicit ScopedFloatModes(unsigned modes) : saved_(_mm_getcsr()) { _mm_setcsr(modes); }
+  ~ScopedFloatModes() { _mm_setcsr(saved_); }
+  ScopedFloatModes(const ScopedFloatModes&) = delete;
+  ScopedFloatModes& operator=(const ScopedFloatModes&) = delete;
+  static unsigned Current() { return _mm_getcsr(); }
+
+ private:
+  const unsigned saved_;
+};
+
 }  // namespace baton::ops

@@ -59,7 +59,7 @@ void Answer::Ask(StepSampler* sampler, absl::Span<const uint32_t> drafts) {
   sampler->Add(Site(0));
   for (size_t i = 0; i < drafts.size(); ++i) {
     if (count) counts_.AddOutput(drafts[i]);
-    sampler->Add(Site(i + 1));
+    sampler->Add(Site(i + 1), RowUse::kBehindDrafts);
   }
   for (size_t i = 0; count && i < drafts.size(); ++i) counts_.RemoveOutput(drafts[i]);
 }
@@ -79,14 +79,14 @@ void Answer::Accept(uint32_t id) {
 }
 
 void Answer::AskDraft(StepSampler* sampler) const {
-  sampler->Add(Site(drafts_.size()), /*with_logprobs=*/false);
+  sampler->Add(Site(drafts_.size()), RowUse::kDraft);
 }
 
 bool Answer::counts_tokens() const { return HasPenalties(request_.params); }
 
 void Answer::AskDraftBehind(StepSampler* sampler, int ahead) const {
   BATON_CHECK(drafts_.empty() && !counts_tokens());
-  sampler->Add(Site(static_cast<size_t>(ahead)), /*with_logprobs=*/false);
+  sampler->Add(Site(static_cast<size_t>(ahead)), RowUse::kDraft);
 }
 
 absl::StatusOr<uint32_t> Answer::DrawDraft(StepSampler* sampler, int row) {

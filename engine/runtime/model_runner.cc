@@ -67,6 +67,10 @@ class Runner : public ModelRunner {
       return ModelRunner::StepAndDraw(sequences, observer, draws, timings);
     return RunStep(sequences, observer, &draws, timings);
   }
+  int host_threads() const override { return backend().host_threads(); }
+  void ForEach(int count, absl::FunctionRef<void(int index, int thread)> f) override {
+    backend().ForEach(count, f);
+  }
   bool reads_draw_chains() const override { return draw_limits_.rows > 0; }
   absl::StatusOr<std::unique_ptr<ops::DrawChain>> NewDrawChain(int max_draws) override {
     return backend().NewDrawChain(max_draws);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -110,6 +111,12 @@ class ModelRunner {
                                    LayerObserver* observer,
                                    const ops::Draws& draws,
                                    StepTimings* timings);
+
+  // As ops::Backend: other work of a step, on the threads that compute.
+  virtual int host_threads() const { return 1; }
+  virtual void ForEach(int count, absl::FunctionRef<void(int index, int thread)> f) {
+    for (int i = 0; i < count; ++i) f(i, 0);
+  }
 
   // Whether steps may have tokens of chains, which are on the same device.
   virtual bool reads_draw_chains() const { return false; }

@@ -7,12 +7,18 @@
 #include "engine/base/status_macros.h"
 
 namespace baton::runtime {
+namespace {
+
+// For fewer logits waking a thread takes longer than drawing.
+constexpr size_t kLogitsWorthAThread = 64 * 1024;
+
+}  // namespace
 
 StepSampler::StepSampler(ModelRunner& runner, int num_tokens)
     : runner_(runner),
       limits_(runner.draw_limits()),
       num_tokens_(std::min(num_tokens, runner.config().vocab)),
-      sampler_(runner.config().vocab, num_tokens),
+      samplers_(runner.host_threads(), Sampler(runner.config().vocab, num_tokens)),
       results_(limits_.rows),
       copied_(runner.config().vocab) {
   rows_.reserve(limits_.rows);
@@ -27,12 +33,18 @@ void StepSampler::Begin() {
   edits_.clear();
   statuses_.clear();
   shared_.clear();
+  sure_.clear();
+  ahead_.clear();
+  ahead_of_row_.clear();
   logits_ = {};
 }
 
-void StepSampler::Add(const DrawSite& site, bool with_logprobs) {
+void StepSampler::Add(const DrawSite& site, RowUse use) {
+  if (use != RowUse::kBehindDrafts) sure_.push_back({num_rows_, site, use});
   ++num_rows_;
   shared_.push_back(false);
+  ahead_of_row_.push_back(-1);
+  const bool with_logprobs = use != RowUse::kDraft;
   if (num_rows_ > limits_.rows || (with_logprobs && site.params.logprobs > ops::kMaxLogprobs))
     on_device_ = false;
   if (!on_device_) return;
@@ -43,6 +55,7 @@ void StepSampler::Add(const DrawSite& site, bool with_logprobs) {
 void StepSampler::AddShared() {
   ++num_rows_;
   shared_.push_back(true);
+  ahead_of_row_.push_back(-1);
   on_device_ = false;
 }
 
@@ -99,11 +112,38 @@ ops::Draws StepSampler::DrawsOf() const {
   return draws;
 }
 
+void StepSampler::DrawAhead() {
+  if (on_device_ || samplers_.size() < 2 || sure_.size() < 2 ||
+      sure_.size() * copied_.size() < kLogitsWorthAThread)
+    return;
+  ahead_.resize(sure_.size(), absl::UnknownError("not drawn"));
+  runner_.ForEach(static_cast<int>(sure_.size()), [&](int index, int thread) {
+    const SureRow& sure = sure_[index];
+    ahead_of_row_[sure.row] = index;
+    ahead_[index] = DrawOnHost(sure.row, sure.site, sure.use, thread);
+  });
+}
+
+absl::StatusOr<SampledToken> StepSampler::DrawOnHost(int row,
+                                                     const DrawSite& site,
+                                                     RowUse use,
+                                                     int thread) {
+  Sampler& sampler = samplers_[thread];
+  if (use != RowUse::kDraft) {
+    return sampler.Sample(site.params, site.choice, site.position, site.output_tokens, site.counts,
+                          Logits(row));
+  }
+  SampledToken token;
+  BATON_ASSIGN_OR_RETURN(token.id, sampler.SampleId(site.params, site.choice, site.position,
+                                                    site.output_tokens, site.counts, Logits(row)));
+  return token;
+}
+
 absl::StatusOr<SampledToken> StepSampler::Draw(int row, const DrawSite& site) {
   BATON_CHECK(row >= 0 && row < num_rows_);
   if (!on_device_) {
-    return sampler_.Sample(site.params, site.choice, site.position, site.output_tokens, site.counts,
-                           Logits(row));
+    return ahead_of_row_[row] >= 0 ? std::move(ahead_[ahead_of_row_[row]])
+                                   : DrawOnHost(row, site, RowUse::kToken, 0);
   }
   BATON_RETURN_IF_ERROR(StatusOf(row));
   const ops::SampleResult& result = results_[row];
@@ -119,8 +159,10 @@ absl::StatusOr<SampledToken> StepSampler::Draw(int row, const DrawSite& site) {
 absl::StatusOr<uint32_t> StepSampler::DrawId(int row, const DrawSite& site) {
   BATON_CHECK(row >= 0 && row < num_rows_);
   if (!on_device_) {
-    return sampler_.SampleId(site.params, site.choice, site.position, site.output_tokens,
-                             site.counts, Logits(row));
+    BATON_ASSIGN_OR_RETURN(const SampledToken token,
+                           ahead_of_row_[row] >= 0 ? std::move(ahead_[ahead_of_row_[row]])
+                                                   : DrawOnHost(row, site, RowUse::kDraft, 0));
+    return token.id;
   }
   BATON_RETURN_IF_ERROR(StatusOf(row));
   return static_cast<uint32_t>(results_[row].id);

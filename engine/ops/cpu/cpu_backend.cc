@@ -52,6 +52,15 @@ class CpuBackend : public Backend {
   }
   WeightDtype weight_dtype() const override { return dtype_; }
 
+  int host_threads() const override { return pool_.num_threads(); }
+  void ForEach(int count, absl::FunctionRef<void(int index, int thread)> f) override {
+    const unsigned modes = ScopedFloatModes::Current();
+    pool_.ParallelFor(count, 1, [&](int begin, int end, int thread) {
+      const ScopedFloatModes as_caller(modes);
+      for (int i = begin; i < end; ++i) f(i, thread);
+    });
+  }
+
   absl::StatusOr<std::unique_ptr<Matrix>> Pack(const MatrixSource& source,
                                                bool interleave_half) override {
     BATON_RETURN_IF_ERROR(CheckPack(source, dtype_, interleave_half));

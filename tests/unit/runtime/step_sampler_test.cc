@@ -2,7 +2,10 @@
 
 #include "engine/runtime/step_sampler.h"
 
+#include <atomic>
+#include <cmath>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -236,6 +239,108 @@ TEST_F(StepSamplerTest, RowsBehindDraftsCountTheDrafts) {
   for (int row = 0; row < 4 && !answer.finished(); ++row)
     got.push_back(answer.Draw(&sampler, row)->id);
   EXPECT_EQ(got, want);
+}
+
+// Many tokens, and threads to draw from them.
+class WideRunner : public testing::FakeRunner {
+ public:
+  static constexpr int kVocab = 40000;
+  explicit WideRunner(int num_threads) : FakeRunner(8), num_threads_(num_threads) {
+    config_ = FakeRunner::config();
+    config_.vocab = kVocab;
+  }
+  const model::ModelConfig& config() const override { return config_; }
+  absl::Status Step(absl::Span<const StepSequence> sequences,
+                    LayerObserver*,
+                    absl::Span<float>* logits,
+                    StepTimings*) override {
+    logits_.clear();
+    for (const StepSequence& sequence : sequences) {
+      for (const int row : sequence.logit_rows) {
+        for (uint32_t id = 0; id < kVocab; ++id)
+          logits_.push_back(testing::FakeLogit(sequence.tokens[row], id));
+      }
+    }
+    if (nan_row >= 0) logits_[static_cast<size_t>(nan_row) * kVocab + 7] = NAN;
+    *logits = absl::MakeSpan(logits_);
+    return absl::OkStatus();
+  }
+  int host_threads() const override { return num_threads_; }
+  void ForEach(int count, absl::FunctionRef<void(int index, int thread)> f) override {
+    ++for_each_calls;
+    std::atomic<int> next{0};
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < num_threads_; ++thread) {
+      threads.emplace_back([&, thread] {
+        for (int i = next++; i < count; i = next++) f(i, thread);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  int for_each_calls = 0;
+  int nan_row = -1;
+
+ private:
+  model::ModelConfig config_;
+  const int num_threads_;
+  std::vector<float> logits_;
+};
+
+TEST_F(StepSamplerTest, RowsDrawnAheadOnSeveralThreadsAreWhatTheyAreOneByOne) {
+  std::vector<SamplingParams> params(6);
+  for (int i = 0; i < 6; ++i) {
+    params[i].temperature = i == 2 ? 0.0f : 1.0f;
+    params[i].top_p = i == 3 ? 0.7f : 1.0f;
+    params[i].seed = 20 + i;
+    params[i].logprobs = i == 4 ? 3 : -1;
+  }
+  params[1].presence_penalty = 1;
+  params[5].logit_bias = {{WideRunner::kVocab, 1.0f}};  // refused
+  counts_.AddOutput(5);
+  // Row 0 is a draft's, row 3 comes behind drafts and row 4 is everybody's.
+  const auto run = [&](WideRunner* runner, bool ahead) {
+    StepSampler sampler(*runner, WideRunner::kVocab);
+    std::vector<std::string> seen;
+    for (int step = 0; step < 2; ++step) {
+      sampler.Begin();
+      std::vector<std::vector<uint32_t>> prompts;
+      const auto site = [&](int row) {
+        return DrawSite{params[row], 0, static_cast<uint32_t>(10 + step), 1, counts_};
+      };
+      for (int row = 0; row < 6; ++row) {
+        prompts.push_back(FakePrompt(10, row + 6 * step));
+        if (row == 4) {
+          sampler.AddShared();
+        } else {
+          sampler.Add(site(row), row == 0   ? RowUse::kDraft
+                                 : row == 3 ? RowUse::kBehindDrafts
+                                            : RowUse::kToken);
+        }
+      }
+      EXPECT_TRUE(Step(&sampler, prompts).ok());
+      if (ahead) sampler.DrawAhead();
+      const auto draft = sampler.DrawId(0, site(0));
+      seen.push_back(draft.ok() ? absl::StrCat(*draft) : draft.status().ToString());
+      for (const int row : {1, 2, 3, 4, 4, 5}) {
+        const auto token = sampler.Draw(row, site(row));
+        seen.push_back(token.ok()
+                           ? absl::StrCat(token->id, " ", token->logprob, " ", token->top.size())
+                           : token.status().ToString());
+      }
+    }
+    return seen;
+  };
+  for (const int nan_row : {-1, 0, 2}) {
+    WideRunner one(1), several(3);
+    one.nan_row = several.nan_row = nan_row;
+    const std::vector<std::string> want = run(&one, true);
+    EXPECT_EQ(one.for_each_calls, 0);
+    EXPECT_EQ(run(&several, false), want);
+    EXPECT_EQ(several.for_each_calls, 0);
+    EXPECT_EQ(run(&several, true), want);
+    EXPECT_EQ(several.for_each_calls, 2);
+  }
 }
 
 }  // namespace

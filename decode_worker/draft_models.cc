@@ -39,7 +39,9 @@ absl::StatusOr<std::unique_ptr<ModelDrafter>> Make(const DraftModelOptions& draf
   drafter.uses_target_kv = uses_target_kv;
   auto model =
       std::make_unique<ModelDrafter>(drafter, std::move(runner), std::move(cost), draft.metrics);
-  BATON_RETURN_IF_ERROR(model->UseDrawChain());
+  // The verifying step reads chains on its own device only.
+  if (model->runner().device_ids() == target.runner->device_ids())
+    BATON_RETURN_IF_ERROR(model->UseDrawChain());
   return model;
 }
 

@@ -101,6 +101,7 @@ def test_verifies_and_draft_rounds_are_graphs_too(emulated, tiny):
     expect_same(service, tiny)
     queries = set(re.findall(r"cuda graph captured .* queries=(\d+)", service.decode[0].log()))
     assert "1" in queries and len(queries) > 1, queries
+    assert "draft rounds are chained on the device" in service.decode[0].log()
 
 
 # What a request can ask of a draw. The emulated device draws as a part of the step; the logits stay there.
@@ -125,7 +126,10 @@ def rows_drawn(service, place):
     return [worker.metric("baton_sampled_rows_total", place=place) for worker in service.workers]
 
 
-@pytest.mark.parametrize("drafts", [(), ("--test-free-drafts", "--max-draft-tokens=3")], ids=["plain", "drafts"])
+DRAFTS = ("--test-free-drafts", "--max-draft-tokens=3")
+
+
+@pytest.mark.parametrize("drafts", [(), DRAFTS, (*DRAFTS, f"--draft-model={MODELS / 'chain-draft'}")], ids=["plain", "drafts", "draft model"])
 def test_tokens_are_drawn_on_the_device_and_are_the_cpu_backends(emulated, chain, drafts):
     service = emulated(MODELS / "chain", decode_flags=drafts or ("--max-draft-tokens=0",))
     prompt = chain_prompt(70)
@@ -140,6 +144,8 @@ def test_tokens_are_drawn_on_the_device_and_are_the_cpu_backends(emulated, chain
             assert abs(a.logprob - b.logprob) < 0.05, name
             assert {entry.token_id for entry in a.top} == {entry.token_id for entry in b.top}, name
         assert len(got.logprobs[0]) == len(want.logprobs[0]) == (len(got.ids()) if "logprobs" in sampling else 0), name
+    chained = "draft rounds are chained on the device" in service.decode[0].log()
+    assert chained == any(flag.startswith("--draft-model") for flag in drafts)
     assert others >= len(DRAWS) - 1  # or what is drawn is what is likely anyway
     assert all(rows > 0 for rows in rows_drawn(service, "device"))
     assert rows_drawn(service, "host") == [0, 0]

@@ -19,6 +19,8 @@ constexpr float kAllWeight = 6;
 constexpr float kOwnKeep = 0.99f;
 constexpr float kAllKeep = 0.999f;
 constexpr double kLearn = 0.05;
+// No id of a vocabulary.
+constexpr uint32_t kLostToken = ~uint32_t{0};
 
 double Now() { return absl::ToDoubleSeconds(base::Clock::Real().Now()); }
 
@@ -268,9 +270,12 @@ void ModelDrafter::FinishJob(Drafting* job, bool failed) {
   const auto count = static_cast<size_t>(job->count);
   for (size_t round = 0; round < count; ++round) {
     const ops::SampleResult& result = drawn_[job->draws[round]];
-    const bool is_drawn = !failed && result.status == ops::SampleStatus::kOk;
-    // (The verifying step has computed kNoTokenDrawn, too, where there was none.)
-    job->tokens[round] = static_cast<uint32_t>(is_drawn ? result.id : ops::kNoTokenDrawn);
+    // Where a draw gave no token the verifying step has computed with kNoTokenDrawn; where the
+    // chain is lost nobody knows with which, so none may count as right.
+    job->tokens[round] = failed ? kLostToken
+                         : result.status == ops::SampleStatus::kOk
+                             ? static_cast<uint32_t>(result.id)
+                             : ops::kNoTokenDrawn;
   }
   job->chain = nullptr;
   const auto state = states_.find(job->sequence->order);

@@ -21,7 +21,7 @@ using runtime::ModelRunner;
 using runtime::ModelRunnerOptions;
 using runtime::StepSequence;
 
-constexpr int kNumTokens = 250;
+constexpr int kDrawableTokens = 250;
 constexpr int kSequences = 3, kBlocks = 4, kRounds = 4;
 
 std::unique_ptr<ModelRunner> MakeRunner(bool eager) {
@@ -45,7 +45,7 @@ class Sequences {
   explicit Sequences(ModelRunner* runner) : runner_(*runner) {
     for (int i = 0; i < kSequences; ++i) {
       for (int t = 0; t < 5 + 9 * i; ++t)
-        tokens[i].push_back(static_cast<uint32_t>((t * 37 + 11 * i) % kNumTokens));
+        tokens[i].push_back(static_cast<uint32_t>((t * 37 + 11 * i) % kDrawableTokens));
       for (int b = 0; b < kBlocks; ++b) blocks_[i].push_back(kBlocks * i + b);
     }
   }
@@ -114,7 +114,7 @@ class Sequences {
     const int vocab = runner_.config().vocab;
     for (int row = 0; status.ok() && row < num_rows; ++row) {
       const float* begin = logits.data() + static_cast<ptrdiff_t>(row) * vocab;
-      ids.push_back(static_cast<int32_t>(std::max_element(begin, begin + kNumTokens) - begin));
+      ids.push_back(static_cast<int32_t>(std::max_element(begin, begin + kDrawableTokens) - begin));
     }
     return ids;
   }
@@ -131,7 +131,7 @@ class Sequences {
     for (ops::SampleRow& row : rows) row.temperature = 0;
     ops::Draws draws;
     draws.rows = rows;
-    draws.num_tokens = kNumTokens;
+    draws.num_tokens = kDrawableTokens;
     draws.results = out;
     draws.chain = chain;
     const absl::Status status = runner_.StepAndDraw(parts, nullptr, draws, nullptr);
@@ -235,7 +235,7 @@ TEST(DrawChainErrors, AreToldBeforeAnythingIsIssued) {
   const auto message = [&](ops::DrawChain* chain, const ops::DrawChain* source) {
     ops::Draws draws;
     draws.rows = rows;
-    draws.num_tokens = kNumTokens;
+    draws.num_tokens = kDrawableTokens;
     draws.results = absl::MakeSpan(results);
     draws.chain = chain;
     const StepSequence part{tokens, 0, blocks, logit_rows, drawn, source};

@@ -23,7 +23,7 @@ using testing::FakePrompt;
 using testing::FakeRequest;
 using testing::Output;
 
-constexpr int kMaxBatch = 8;
+constexpr int kSequences = 8;
 
 class DraftChainTest : public ::testing::Test {
  protected:
@@ -32,7 +32,7 @@ class DraftChainTest : public ::testing::Test {
     auto runner = std::make_unique<DrawingRunner>(blocks);
     draft_runner_ = runner.get();
     ModelDrafterOptions options;
-    options.max_batch = kMaxBatch;
+    options.max_batch = kSequences;
     options.max_catch_up = 512;
     options.num_tokens = testing::kFakeVocab;
     auto drafter = std::make_unique<ModelDrafter>(options, std::move(runner),
@@ -47,7 +47,7 @@ class DraftChainTest : public ::testing::Test {
                           std::unique_ptr<ModelDrafter> drafter) {
     DecodeLoopOptions options;
     options.scheduler.chunk_tokens = 128;
-    options.scheduler.max_batch = kMaxBatch;
+    options.scheduler.max_batch = kSequences;
     options.speculation.max_drafts = drafter == nullptr ? 0 : 5;
     options.speculation.ngram = false;
     options.model_fingerprint = "fake";
@@ -159,7 +159,10 @@ TEST_F(DraftChainTest, AFaultOfTheDraftModelEndsNoRequest) {
   };
   run([](DrawingRunner* runner) { runner->nan_token = 3; });
   run([](DrawingRunner* runner) { runner->step_status = absl::InternalError("draft"); });
+  // Nobody knows what a lost chain has drawn, so none of it is taken for right, by luck neither.
+  const double accepted = metrics_->counter(CounterId::kSpecDecodeAcceptedTokens).value();
   run([](DrawingRunner* runner) { runner->chain->finish_status = absl::InternalError("chain"); });
+  EXPECT_EQ(metrics_->counter(CounterId::kSpecDecodeAcceptedTokens).value(), accepted);
 }
 
 // A pool of blocks that is too small for all: some go without drafts for a while.

@@ -8,9 +8,9 @@
 namespace baton::decode {
 namespace {
 
-using Tokens = std::vector<uint32_t>;
+using TokenIds = std::vector<uint32_t>;
 
-NgramIndex::Match FindAtEnd(const Tokens& tokens) {
+NgramIndex::Match FindAtEnd(const TokenIds& tokens) {
   NgramIndex index(static_cast<int>(tokens.size()));
   index.Extend(tokens);
   return index.Find(tokens);
@@ -44,7 +44,7 @@ TEST(NgramIndexTest, FindsNothingInNewOrShortText) {
 }
 
 TEST(NgramIndexTest, LengthIsBounded) {
-  EXPECT_EQ(FindAtEnd(Tokens(500, 3)).length, NgramIndex::kMaxLength);
+  EXPECT_EQ(FindAtEnd(TokenIds(500, 3)).length, NgramIndex::kMaxLength);
 }
 
 // Whatever the text and however it grew, a match is one, and a repeated end of 4 is never missed.
@@ -53,7 +53,7 @@ TEST(NgramIndexTest, MatchesAreRealInRandomTexts) {
   for (int round = 0; round < 50; ++round) {
     const int size = 200;
     NgramIndex index(size);
-    Tokens tokens;
+    TokenIds tokens;
     while (static_cast<int>(tokens.size()) < size) {
       for (int step = 1 + random() % 4; step > 0 && static_cast<int>(tokens.size()) < size; --step)
         tokens.push_back(random() % 4);

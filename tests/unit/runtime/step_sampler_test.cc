@@ -154,7 +154,7 @@ TEST_F(StepSamplerTest, FallsBackToTheHostForWholeSteps) {
   EXPECT_FALSE(on_device({2, 12}, logprobs)) << "alternatives";
   const auto drafts = [&](StepSampler* sampler) {
     sampler->Add(site);
-    sampler->Add(with_many, /*with_logprobs=*/false);
+    sampler->Add(with_many, RowUse::kDraft);
   };
   EXPECT_TRUE(on_device({2, 12}, drafts)) << "drafts have none";
   const auto shared = [&](StepSampler* sampler) {

@@ -13,6 +13,7 @@
 #include "engine/model/weights.h"
 #include "engine/runtime/kv_budget.h"
 #include "engine/runtime/ranks.h"
+#include "engine/runtime/saturation_sample.h"
 #include "engine/runtime/step_inputs.h"
 
 namespace baton::runtime {
@@ -26,8 +27,6 @@ void ForEachPart(const kv::KvLayout& layout, kv::BlockId block, const F& f) {
       f(rank, layout.BlockOffset(layer, block, rank), layout.rank_block_bytes());
   }
 }
-
-constexpr uint8_t kLargestFp8 = 0x7e;  // the code of base::kFp8Max
 
 // Everything a step needs, in the order it is made.
 class Runner : public ModelRunner {
@@ -100,7 +99,7 @@ class Runner : public ModelRunner {
     if (kv_owner_ != nullptr) return kv_owner_->kv_scales(layer);
     return scales_.empty() ? absl::Span<const float>() : scales_.layer(layer);
   }
-  std::array<uint64_t, 2> saturated_samples() const override { return saturated_; }
+  std::array<uint64_t, 2> saturated_samples() const override { return saturation_.counts(); }
   std::string device() const override { return ranks_->description(); }
   std::vector<std::string> device_ids() const override { return ranks_->device_ids(); }
 
@@ -305,29 +304,11 @@ class Runner : public ModelRunner {
     return absl::OkStatus();
   }
 
-  // Of each sequence the last row, in one layer a step. A pool that is another's is looked at by
-  // its owner, one on a device by nobody.
+  // A pool that is another's is looked at by its owner, one on a device by nobody.
   void SampleSaturation(absl::Span<const StepSequence> sequences) {
     if (layout_.format != kv::KvFormat::kFp8) return;
     if (kv_owner_ != nullptr || !backend().pools_on_host()) return;
-    const int layer = sampled_layer_;
-    sampled_layer_ = (layer + 1) % layout_.num_layers;
-    for (const StepSequence& part : sequences) {
-      if (part.tokens.empty()) continue;
-      const size_t position = part.start + part.tokens.size() - 1;
-      const kv::BlockId block = part.block_table[position / kv::kBlockTokens];
-      for (int side = 0; side < 2; ++side) {
-        for (int head = 0; head < layout_.num_kv_heads; ++head) {
-          const int rank = head / layout_.rank_heads();
-          const uint8_t* row =
-              pool_.data() + layout_.BlockOffset(layer, block, rank) +
-              layout_.RowOffset(side, head % layout_.rank_heads(), position % kv::kBlockTokens);
-          saturated_[side] += std::count_if(row, row + layout_.head_dim, [](uint8_t code) {
-            return (code & 0x7f) == kLargestFp8;
-          });
-        }
-      }
-    }
+    saturation_.Look(layout_, pool_.data(), sequences);
   }
 
   void LogReady(const ModelRunnerOptions& options) const {
@@ -388,8 +369,7 @@ class Runner : public ModelRunner {
   base::Buffer logits_;
   ops::DrawLimits draw_limits_;
   std::unique_ptr<StepInputs> inputs_;
-  int sampled_layer_ = 0;
-  std::array<uint64_t, 2> saturated_ = {0, 0};
+  SaturationSample saturation_;
 };
 
 }  // namespace

@@ -148,6 +148,13 @@ TEST_P(AllReduce, BothDevicesHaveTheSumAndItsNorm) {
   Check(7, 192, Element::kF32, false, 4);
 }
 
+TEST_P(AllReduce, ADeviceThatIsSlowReadsWhatWasMeantForIt) {
+  for (const int slow : {0, 1}) {
+    GetRuntimeConfig().slow_device = slow;
+    Check(3, 64, Element::kF32, true, 5);
+  }
+}
+
 TEST_P(AllReduce, RoundsOfDifferentSizesMeet) {
   Signals signals;
   DeviceArray<float> parts[2] = {DeviceArray<float>(std::vector<float>(70 * 8, 1)),

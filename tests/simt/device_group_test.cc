@@ -21,6 +21,7 @@ using ops::cuda::AllReduceNormParams;
 using ops::cuda::DeviceGroup;
 
 constexpr int kGroupTokens = 3, kGroupWidth = 8, kGroupCount = kGroupTokens * kGroupWidth;
+constexpr uint64_t kManyLooks = 600;  // among them some at the word that calls off
 
 class DeviceGroupTest : public testing::Test {
  protected:
@@ -76,9 +77,11 @@ class DeviceGroupTest : public testing::Test {
 };
 
 // Rank 1's kernel of a pass that rank 0 has called off comes late, when rank 0 has long begun the
-// next one: the word it leaves on rank 0's device is no word of that pass.
+// next one: the word it leaves on rank 0's device is no word of that pass. And rank 0 waits for it
+// for as long as it takes: its pass is not called off any more.
 TEST_F(DeviceGroupTest, AWordOfAPassThatWasCalledOffIsNotTakenForOneOfTheNext) {
   std::atomic<bool> gone{false};
+  GetRuntimeConfig().slow_device = 1;  // to clear its words
   OnBothRanks([&](const Rank& rank) {
     EXPECT_TRUE(rank.group->BeginPass(rank.stream).ok());
     EXPECT_TRUE(rank.group->Barrier().ok());
@@ -102,7 +105,7 @@ TEST_F(DeviceGroupTest, AWordOfAPassThatWasCalledOffIsNotTakenForOneOfTheNext) {
     residual_[rank.rank].Set(std::vector<float>(kGroupCount, 0));
     if (rank.rank == 1) {
       EnqueueHostWork(rank.stream, [&gone, waits = NumPeerWaits()] {
-        while (NumPeerWaits() == waits && !gone) std::this_thread::yield();
+        while (NumPeerWaits() < waits + kManyLooks && !gone) std::this_thread::yield();
         return cudaSuccess;
       });
     }
@@ -117,11 +120,29 @@ TEST_F(DeviceGroupTest, PassesGoOnWhereNobodyCallsOff) {
   OnBothRanks([&](const Rank& rank) {
     for (int pass = 0; pass < 3; ++pass) {
       EXPECT_TRUE(rank.group->BeginPass(rank.stream).ok());
-      for (int round = 0; round < 3; ++round) Reduce(rank, rank.rank == 0 ? 1.0f : 2.0f);
+      for (int round = 0; round < 4; ++round) Reduce(rank, rank.rank == 0 ? 1.0f : 2.0f);
     }
   });
   for (const auto& of_rank : residual_)
-    EXPECT_EQ(of_rank.Get(), std::vector<float>(kGroupCount, 27));
+    EXPECT_EQ(of_rank.Get(), std::vector<float>(kGroupCount, 36));
+}
+
+// One device has met the other and then stands still: the other one goes on as far as it may, and
+// what is still to be read stays as it is. Each part is another power of two.
+TEST_F(DeviceGroupTest, APartStaysUntilASlowDeviceHasReadIt) {
+  for (const int slow : {0, 1}) {
+    GetRuntimeConfig().slow_device = slow;
+    for (DeviceArray<float>& of_rank : residual_) of_rank.Set(std::vector<float>(kGroupCount, 0));
+    OnBothRanks([&](const Rank& rank) {
+      float part = rank.rank == 0 ? 1.0f : 2.0f;
+      for (int pass = 0; pass < 3; ++pass) {
+        EXPECT_TRUE(rank.group->BeginPass(rank.stream).ok());
+        for (int round = 0; round < 4; ++round, part *= 4) Reduce(rank, part);
+      }
+    });
+    for (const auto& of_rank : residual_)
+      EXPECT_EQ(of_rank.Get(), std::vector<float>(kGroupCount, (1 << 24) - 1)) << "slow " << slow;
+  }
 }
 
 }  // namespace

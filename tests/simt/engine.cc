@@ -137,6 +137,7 @@ class Engine {
   void* dynamic_shared_ = nullptr;
   size_t dynamic_bytes_ = 0;
   uint64_t block_number_ = 0, random_ = 1, yields_ = 0, peer_yields_ = 0;
+  std::chrono::steady_clock::time_point waits_since_;  // the block's first wait for a peer
   uint32_t num_threads_ = 0, num_warps_ = 0, num_alive_ = 0, ready_warps_ = 0, current_warp_ = 0;
   Warp warps_[kMaxWarps];
   uint32_t barrier_arrived_ = 0, barrier_phase_ = 0;
@@ -521,11 +522,16 @@ void Engine::ResetFibers(BlockResources* resources) {
 }
 
 void Engine::YieldToPeer(Thread* self) {
-  constexpr auto kPause = std::chrono::microseconds(20);
-  constexpr uint64_t kMost = std::chrono::minutes(1) / kPause;
+  using Clock = std::chrono::steady_clock;
+  static const std::chrono::seconds limit = [] {
+    const char* seconds = std::getenv("BATON_SIMT_PEER_SECONDS");
+    return std::chrono::seconds(seconds != nullptr ? std::atoi(seconds) : 60);
+  }();
   ++TheShared().peer_waits;
-  if (++peer_yields_ > kMost) Fail(self->site, "deadlock: the other device does not come");
-  std::this_thread::sleep_for(kPause);
+  const Clock::time_point now = Clock::now();
+  if (peer_yields_++ == 0) waits_since_ = now;
+  if (now - waits_since_ > limit) Fail(self->site, "deadlock: the other device does not come");
+  std::this_thread::sleep_for(std::chrono::microseconds(20));
   Yield(self);
 }
 

@@ -13,10 +13,12 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/simt/device_memory.h"
+#include "tests/simt/msan.h"
 #include "tests/simt/simt.h"
 
 // What the runtime's opaque handles point to.
@@ -254,6 +256,10 @@ bool KindMatches(const void* to, const void* from, size_t size, cudaMemcpyKind k
   return memory.Contains(to, size) == to_device && memory.Contains(from, size) == from_device;
 }
 
+void StandStillIfSlow(std::chrono::milliseconds time) {
+  if (current_device == TheProcess().config.slow_device) std::this_thread::sleep_for(time);
+}
+
 void CountCopy(cudaMemcpyKind kind, size_t size) {
   const std::lock_guard<std::mutex> lock(TheProcess().mutex);
   RuntimeStats& stats = TheProcess().stats;
@@ -310,6 +316,8 @@ cudaError_t EnqueuePeerWork(cudaStream_t stream, std::function<bool()> advance) 
                          {.run = [] { return cudaSuccess; }, .advance = std::move(advance)});
 }
 
+void LookedAtPeer() { StandStillIfSlow(std::chrono::milliseconds(1)); }
+
 cudaError_t EnqueueLaunch(cudaStream_t stream,
                           const void* kernel,
                           dim3 grid,
@@ -337,8 +345,10 @@ using baton::simt::current_device;
 using baton::simt::DeviceMemory;
 using baton::simt::IsPinned;
 using baton::simt::KindMatches;
+using baton::simt::KnowMemory;
 using baton::simt::kPinnedHeader;
 using baton::simt::Locked;
+using baton::simt::StandStillIfSlow;
 using baton::simt::TheProcess;
 
 extern "C" {
@@ -413,11 +423,13 @@ cudaError_t cudaMemcpyAsync(
     auto staged = std::make_shared<std::vector<char>>(bytes, bytes + size);
     return l.runtime.Issue(stream, {.run = [=] {
                              std::memcpy(to, staged->data(), staged->size());
+                             KnowMemory(to, staged->size());
                              return cudaSuccess;
                            }});
   }
   const cudaError_t issued = l.runtime.Issue(stream, {.run = [=] {
                                                std::memcpy(to, from, size);
+                                               if (host != nullptr) KnowMemory(to, size);
                                                return cudaSuccess;
                                              }});
   if (issued != cudaSuccess) return issued;
@@ -454,6 +466,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t strea
   Locked l(stream);
   if (!DeviceMemory::Get().Contains(to, size)) return l.runtime.Note(cudaErrorInvalidValue);
   return l.runtime.Issue(stream, {.run = [=] {
+                           StandStillIfSlow(std::chrono::milliseconds(20));
                            std::memset(to, value, size);
                            return cudaSuccess;
                          }});

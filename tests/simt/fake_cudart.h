@@ -26,6 +26,7 @@ struct RuntimeConfig {
   int num_devices = 1;  // at most kMaxDevices
   uint64_t total_bytes = uint64_t{8} << 30;
   int failing_device = -1;  // refuses every launch
+  int slow_device = -1;     // stands still after each look at a word of a peer's, and in a memset
   bool graphs = true;       // else streams cannot be captured
   // Of the first device; the next ones count on. BATON_EMULATED_DEVICE sets it.
   uint8_t device_number = 0;

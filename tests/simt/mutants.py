@@ -6,11 +6,11 @@ one survives, or when the tests fail without a mutant."""
 import os
 import pathlib
 import re
-import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-KERNELS = ROOT / "engine/ops/cuda"
+import rebuild
+
+KERNELS = rebuild.ROOT / "engine/ops/cuda"
 TESTS = {"sample": ("simt_sample", "*SampleKernelTest*"), "rms_norm": ("simt_kernels", "*RowKernels*RmsNorm*"),
          "all_reduce_norm": ("simt_kernels", "*AllReduce*"),
          "block_sum.h": ("simt_kernels", "*RowKernels*RmsNorm*"),
@@ -32,14 +32,7 @@ STATEMENT = re.compile(r"^\s*(__syncthreads\(\);|__syncwarp\(\);|gpu::AsyncWait<
 def fails(build, kernel, dropped):
     """Whether the kernel's tests fail, crash or hang with these variables set."""
     test, only = TESTS[kernel]
-    try:
-        run = subprocess.run([str(build / "tests" / test), f"--gtest_filter={only}", "--gtest_fail_fast"], cwd=ROOT, capture_output=True,
-                             text=True, timeout=600, env=os.environ | dropped)
-    except subprocess.TimeoutExpired:
-        return True
-    if "[==========] Running 0 tests" in run.stdout:
-        sys.exit(f"{test} has no test {only}")
-    return run.returncode != 0
+    return rebuild.fails(build / "tests" / test, only, 600, os.environ | dropped)
 
 
 def file_of(kernel):

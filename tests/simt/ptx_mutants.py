@@ -3,17 +3,13 @@
 
 So it is seen that these tests run what nvcc emitted, and that the translator gives each modifier its meaning. Exit 1 when one
 survives."""
-import json
 import pathlib
 import re
-import shlex
-import subprocess
 import sys
 import tempfile
 
 import ptx_to_cpp
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+import rebuild
 
 CONFORMANCE = ("baton_ptx_conformance", "conformance_kernels", "simt_conformance_ptx", "*Conformance*")
 SILU = ("baton_ptx_kernels", "silu_mul", "simt_kernels_ptx", "*RowKernels*SiluMul*")
@@ -35,52 +31,13 @@ MUTANTS = [
 ]
 
 
-def compile_command(build, suffix, target):
-    """(arguments, folder) that compile the file named *`suffix` as part of `target`."""
-    for entry in json.loads((build / "compile_commands.json").read_text()):
-        if entry["file"].endswith(suffix) and f"/{target}.dir/" in entry["command"]:
-            command = shlex.split(entry["command"])
-            return command[1:] if pathlib.Path(command[0]).name == "ccache" else command
-    raise SystemExit(f"{suffix} is not compiled in {build}")
-
-
-def link_command(build, test):
-    lines = subprocess.run(["ninja", "-C", str(build), "-t", "commands", test], capture_output=True, text=True, check=True).stdout
-    return shlex.split(next(line for line in reversed(lines.splitlines()) if f"-o tests/{test} " in line).removeprefix(": && ").removesuffix(" && :"))
-
-
-def compile_source(build, command, source, obj):
-    """Compiles `source` instead of the command's own file."""
-    command = list(command)
-    command[command.index("-o") + 1] = str(obj)
-    command[-1] = str(source)
-    subprocess.run(command, cwd=build, check=True)
-
-
-def fails(build, test, only, binary, edit_link):
-    """Links `test` into `binary` with the command `edit_link` has changed; whether its tests fail, crash or hang."""
-    link = link_command(build, test)
-    link[link.index("-o") + 1] = str(binary)
-    edit_link(link)
-    subprocess.run(link, cwd=build, check=True)
-    try:
-        run = subprocess.run([str(binary), f"--gtest_filter={only}"], cwd=ROOT, capture_output=True, timeout=300)
-    except subprocess.TimeoutExpired:
-        return True
-    return run.returncode != 0
-
-
 def caught(build, place, text, directory):
     target, kernel, test, only = place
-    source, obj = directory / f"{kernel}.cc", directory / "mutant.o"
+    source, obj, binary = directory / f"{kernel}.cc", directory / "mutant.o", directory / test
     source.write_text(ptx_to_cpp.cpp_of(directory / f"{kernel}.ptx", text))
-    compile_source(build, compile_command(build, f"/{kernel}.cc", target), source, obj)
-
-    def replace(link):
-        at = next(i for i, argument in enumerate(link) if f"/{target}.dir/" in argument and argument.endswith(f"/{kernel}.cc.o"))
-        link[at] = str(obj)
-
-    return fails(build, test, only, directory / test, replace)
+    rebuild.compile_source(build, rebuild.compile_command(build, f"/{kernel}.cc", target), source, obj)
+    rebuild.link(build, rebuild.link_command(build, test), binary, target, f"{kernel}.cc", obj)
+    return rebuild.fails(binary, only, 300)
 
 
 def main():

@@ -77,7 +77,9 @@ inline void Store(unsigned char* address,
 template <typename T>
 inline T LoadAcquire(const unsigned char* address, Site site = Site::current()) {
   CheckAligned(address, sizeof(T), site);
-  return __atomic_load_n(reinterpret_cast<const T*>(address), __ATOMIC_ACQUIRE);
+  const T value = __atomic_load_n(reinterpret_cast<const T*>(address), __ATOMIC_ACQUIRE);
+  LookedAtPeer();
+  return value;
 }
 template <typename T>
 inline void StoreRelease(unsigned char* address, T value, Site site = Site::current()) {

@@ -103,8 +103,11 @@ void NamedBarrier(int id, uint32_t num_threads, bool wait, const Site& site);
 // Lets another thread run: what a spinning thread must do.
 void Yield(const Site& site);
 // The same for a thread that waits for a kernel on another device: the OS thread that runs that
-// gets time. A minute of it is a deadlock.
+// gets time. A minute of it is a deadlock (BATON_SIMT_PEER_SECONDS: so many seconds).
 void YieldToPeer(const Site& site);
+// After each look at a word that another device writes. Slow devices stand still here
+// (fake_cudart.h), so that the other one may run as far ahead as it is allowed to.
+void LookedAtPeer();
 
 // One `__shared__` declaration; the same memory for all threads of a block, poisoned anew in each.
 struct SharedDeclaration {

@@ -30,6 +30,8 @@ class DeviceGroup {
   absl::Status Reserve(int tokens, int width);
 
   // Before the first operation of a pass: what a pass that was called off has left is cleared away.
+  // A pass has an even number of reductions (two a layer): so the first one of the next does not
+  // write where the other rank may still read the last one's part.
   absl::Status BeginPass(cudaStream_t stream);
   // The operations of a pass are issued from the first on: again, or to be captured.
   void RestartPass() { num_reductions_ = 0; }

@@ -167,7 +167,9 @@ BATON_MMA(MmaF16, kF16)
 BATON_MMA(MmaE4m3, kE4m3)
 #undef BATON_MMA
 inline uint32_t LoadAcquireSystem(const uint32_t* address) {
-  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+  const uint32_t value = __atomic_load_n(address, __ATOMIC_ACQUIRE);
+  simt::LookedAtPeer();
+  return value;
 }
 inline void StoreReleaseSystem(uint32_t* address, uint32_t value) {
   __atomic_store_n(address, value, __ATOMIC_RELEASE);

@@ -68,6 +68,8 @@ AttentionCase::AttentionCase(const AttentionShape& shape) : shape_(shape), rando
   device_out_ = std::make_unique<DeviceArray<uint8_t>>(q_.size() * out_bytes);
   device_out_scales_ =
       std::make_unique<DeviceArray<float>>(static_cast<size_t>(s.heads) * starts_.back());
+  device_out_->Fill();  // of sequences that are left out, and elements without scales
+  device_out_scales_->Fill();
   device_scales_ = std::make_unique<DeviceArray<float>>(scales_);
   device_starts_ = std::make_unique<DeviceArray<int32_t>>(starts_);
   device_contexts_ = std::make_unique<DeviceArray<int32_t>>(contexts_);

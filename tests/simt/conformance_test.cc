@@ -36,6 +36,7 @@ TEST_P(Conformance, Shuffles) {
 
 TEST_P(Conformance, VotesMatchesReductions) {
   DeviceArray<unsigned> out(10 * 32);
+  out.Fill();
   ASSERT_EQ(RunVotes(out.data()), cudaSuccess);
   const std::vector<unsigned> got = out.Get();
   unsigned ballot = 0, sum = 0, all_or = 0, all_xor = 0, all_and = ~0u;

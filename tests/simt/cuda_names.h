@@ -15,6 +15,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "tests/simt/msan.h"
 #include "tests/simt/simt.h"
 
 #undef __launch_bounds__
@@ -261,6 +262,7 @@ inline void LdMatrixX4(uint32_t (&out)[4], const void* row, bool transpose, Simt
 [[gnu::noinline]] inline void Poison(void* to, uint32_t bytes) {
   auto* out = static_cast<unsigned char*>(to);
   for (uint32_t i = 0; i < bytes; ++i) out[i] = 0xff;
+  ForgetMemory(to, bytes);
 }
 
 inline void AsyncCopy(

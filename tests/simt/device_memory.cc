@@ -11,6 +11,8 @@
 #include <numeric>
 #include <string>
 
+#include "tests/simt/msan.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #endif
@@ -52,6 +54,7 @@ void* DeviceMemory::Allocate(size_t size, int device) {
   __asan_poison_memory_region(base, address - base);
   __asan_poison_memory_region(address + size, base + body - (address + size));
 #endif
+  ForgetMemory(address, size);
   if (guarded()) pkey_mprotect(base, body, PROT_READ | PROT_WRITE, protection_key_);
   const std::lock_guard<std::mutex> lock(mutex_);
   allocations_.push_back({address, size, base, body + kPage, device});

@@ -24,7 +24,9 @@ class DeviceRows {
         width_(width),
         pitch_((tokens + 3) / 4 * 4),
         data_(static_cast<size_t>(tokens) * width * Bytes(element)),
-        scales_(static_cast<size_t>(width / 128 + 1) * pitch_) {}
+        scales_(static_cast<size_t>(width / 128 + 1) * pitch_) {
+    scales_.Fill();  // a column may end behind the last token
+  }
 
   ops::cuda::LinearRows view() {
     return {.data = data_.data(),

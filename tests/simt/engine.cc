@@ -22,6 +22,12 @@
 #include "tests/simt/fiber.h"
 #include "tests/simt/simt.h"
 
+#if defined(BATON_SIMT_MSAN)
+// Libraries that are built without the sanitizer write to the heap unseen: only memory that the
+// emulator hands to kernels is poisoned when it is fresh.
+extern "C" const char* __msan_default_options() { return "poison_in_malloc=0:poison_in_free=0"; }
+#endif
+
 namespace baton::simt {
 
 constinit thread_local ThreadView* current_thread = nullptr;
@@ -34,7 +40,7 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr int kMaxWarps = kMaxThreads / kWarpThreads;
 constexpr size_t kDefaultDynamicLimit = 48 * 1024;
-#if defined(__SANITIZE_ADDRESS__) || defined(BATON_SIMT_TSAN)
+#if defined(__SANITIZE_ADDRESS__) || defined(BATON_SIMT_TSAN) || defined(BATON_SIMT_MSAN)
 constexpr size_t kStackBytes = 256 * 1024;
 #else
 constexpr size_t kStackBytes = 64 * 1024;

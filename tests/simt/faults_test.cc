@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/simt/device_array.h"
 #include "tests/simt/schedules.h"
+#include "tests/simt/unwritten_kernels.h"
 
 namespace baton::simt {
 namespace {
@@ -196,6 +197,7 @@ class FaultsTest : public ScheduleTest {
  protected:
   // out: the first 128 floats are 2, the rest poison.
   cudaError_t Run(Kernel kernel, int threads, int blocks = 1, size_t shared_bytes = 0) {
+    out_.Fill();
     out_.Set(std::vector<float>(128, 2.0f));
     const cudaError_t launched =
         gpu::Launch(kernel, dim3(blocks), dim3(threads), shared_bytes, nullptr, out_.data());
@@ -257,6 +259,24 @@ TEST_P(FaultsTest, WhatWasNotWrittenReadsAsPoison) {
   }
 }
 
+#if defined(BATON_SIMT_MSAN)
+// The memory sanitizer ends the process where a kernel acts on it, or the host reads it back.
+TEST_P(FaultsTest, TheMemorySanitizerCatchesWhatWasNotWritten) {
+  const auto run = [](Unwritten fault) {
+    DeviceArray<int> fresh(32), out(32);
+    EXPECT_EQ(RunUnwritten(fault, fresh.data(), out.data()), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess) << LastReport();
+    if (fault == Unwritten::kOutput) out.Get();
+  };
+  run(Unwritten::kNothing);
+  for (const Unwritten fault :
+       {Unwritten::kSharedBranch, Unwritten::kDeviceBranch, Unwritten::kDeviceIndex,
+        Unwritten::kShuffledBranch, Unwritten::kAsyncCopyBranch, Unwritten::kOutput}) {
+    EXPECT_DEATH(run(fault), "use-of-uninitialized-value") << static_cast<int>(fault);
+  }
+}
+#endif
+
 TEST_P(FaultsTest, TooManyThreadsAndTooMuchSharedMemoryAreRefused) {
   EXPECT_EQ(Run(CleanKernel, 1025), cudaErrorInvalidConfiguration);
   EXPECT_EQ(Run(CleanKernel, 64, 1, 49 * 1024), cudaErrorInvalidValue);
@@ -309,6 +329,7 @@ TEST(RacesTest, DependOnTheSchedule) {
     for (const Order order : kOrders) {
       GetConfig().order = order;
       DeviceArray<float> out(256);
+      out.Fill();
       out.Set(std::vector<float>(128, 2.0f));
       ASSERT_EQ(gpu::Launch(c.kernel, dim3(c.blocks), dim3(c.threads), 0, nullptr, out.data()),
                 cudaSuccess);

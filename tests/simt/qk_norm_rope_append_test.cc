@@ -87,6 +87,7 @@ class AppendRun {
     DeviceArray<uint8_t> q(static_cast<size_t>(c.tokens) * c.heads * c.dim *
                            (c.q == Element::kF16 ? 2 : 4));
     DeviceArray<uint8_t> cache(layout_.pool_bytes());
+    cache.Fill();  // most of it is left alone
     ops::cuda::QkNormRopeAppendParams params;
     params.qkv = c.in == Element::kF32 ? static_cast<void*>(qkv_f32.data()) : qkv_bf16.data();
     params.qkv_element = c.in;

@@ -62,6 +62,7 @@ std::vector<SampleResult> RunKernel(const std::vector<Request>& requests,
   DeviceArray<TokenEdit> device_edits(edits);
   DeviceArray<float> device_logits(logits);
   DeviceArray<SampleResult> results(rows.size());
+  results.Fill();  // rows have fewer log probabilities than there is room for
   EXPECT_EQ(ops::cuda::Sample({.logits = device_logits.data(),
                                .rows = device_rows.data(),
                                .edits = device_edits.data(),
@@ -183,6 +184,8 @@ TEST_P(BlockCopyTest, GatherThenScatterMovesTheBlocksAndNothingElse) {
   std::vector<uint8_t> bytes(kBytes * kPoolBlocks);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 131 + i / 977);
   DeviceArray<uint8_t> pool(bytes), staging(4 * kBytes), other(bytes.size());
+  staging.Fill();
+  other.Fill();
   DeviceArray<int32_t> from(std::vector<int32_t>{5, 0, -1, 3}),
       to(std::vector<int32_t>{1, 4, 2, -1});
   ASSERT_EQ(ops::cuda::GatherBlocks({.pool = pool.data(),

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "tests/simt/engine_state.h"
+#include "tests/simt/msan.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -38,6 +39,7 @@ void* SharedArena::Take(size_t bytes, size_t alignment) {
   const size_t fresh = used_ == 0 ? 0 : used_ + kRedZone;  // what lies behind the last red zone
   std::memset(base_ + fresh, 0xff, end + kRedZone - fresh);
 #endif
+  ForgetMemory(base_ + begin, bytes);
   red_zones_.push_back({begin - kRedZone, begin});
   red_zones_.push_back({end, end + kRedZone});
   used_ = end;

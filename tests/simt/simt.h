@@ -65,7 +65,26 @@ uint64_t NumPeerWaits();
 const std::string& LastReport();
 
 // The source line of a collective, for reports.
+#if defined(__cpp_lib_source_location)
 using Site = std::source_location;
+#else  // clang 14 with GCC's library
+class Site {
+ public:
+  static constexpr Site current(const char* file = __builtin_FILE(),
+                                unsigned line = __builtin_LINE()) {
+    Site site;
+    site.file_ = file;
+    site.line_ = line;
+    return site;
+  }
+  constexpr const char* file_name() const { return file_; }
+  constexpr unsigned line() const { return line_; }
+
+ private:
+  const char* file_ = "";
+  unsigned line_ = 0;
+};
+#endif
 
 // ---- What the running CUDA thread sees ----------------------------------------------------------
 

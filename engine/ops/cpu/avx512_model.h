@@ -192,6 +192,16 @@ BATON_MODEL F512 unpackhi_ps(F512 a, F512 b) {
   return {__builtin_shufflevector(a.v, b.v, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15,
                                   31)};
 }
+// Element i is number from[i] of a's sixteen and b's.
+BATON_MODEL F512 Choose(F512 a, F512 b, Dwords from) {
+#if defined(__clang__)  // has no such function
+  F512 chosen;
+  for (int i = 0; i < 16; ++i) chosen.v[i] = from[i] < 16 ? a.v[from[i]] : b.v[from[i] - 16];
+  return chosen;
+#else
+  return {__builtin_shuffle(a.v, b.v, from)};
+#endif
+}
 // Two bits of `control` choose each element: two of a, then two of b, in every 128-bit lane.
 BATON_MODEL F512 shuffle_ps(F512 a, F512 b, int control) {
   Dwords from;
@@ -199,7 +209,7 @@ BATON_MODEL F512 shuffle_ps(F512 a, F512 b, int control) {
     const int offset = control >> 2 * (i % 4) & 3;
     from[i] = static_cast<uint32_t>((i % 4 < 2 ? 0 : 16) + i / 4 * 4 + offset);
   }
-  return {__builtin_shuffle(a.v, b.v, from)};
+  return Choose(a, b, from);
 }
 // The same with whole lanes.
 BATON_MODEL F512 shuffle_f32x4(F512 a, F512 b, int control) {
@@ -208,7 +218,7 @@ BATON_MODEL F512 shuffle_f32x4(F512 a, F512 b, int control) {
     const int lane = control >> 2 * (i / 4) & 3;
     from[i] = static_cast<uint32_t>((i < 8 ? 0 : 16) + 4 * lane + i % 4);
   }
-  return {__builtin_shuffle(a.v, b.v, from)};
+  return Choose(a, b, from);
 }
 
 // Other widths.

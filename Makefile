@@ -11,7 +11,7 @@ TARGETS ?=
 SEED_BASE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help deps tools models cuda-toolkit cuda-archs simt-ptx simt-mutants device device-bundle build demo check unit parity sim e2e tidy deploy lint test test-all asan tsan fuzz bench bench-anchor clean
+.PHONY: help deps tools models cuda-toolkit cuda-archs simt-ptx simt-mutants simt-tsan simt-msan device device-bundle build demo check unit parity sim e2e tidy deploy lint test test-all asan tsan fuzz bench bench-anchor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -61,7 +61,7 @@ deploy: build tools  ## chart, dashboards, alerts, load recipes and the guide's 
 test: build tools models  ## everything that takes minutes: build, unit, parity, sim, e2e, tidy, deploy
 	@scripts/run_tests.sh $(BUILD)
 
-test-all: test asan tsan cuda-archs simt-ptx simt-mutants  ## adds what takes longer: sanitizers, exhaustive and long runs, pages in a browser
+test-all: test asan tsan cuda-archs simt-ptx simt-mutants simt-tsan simt-msan  ## adds what takes longer: sanitizers, exhaustive and long runs, pages in a browser
 	@scripts/install_deps.sh --browser
 	@BATON_BUILD_DIR=$(CURDIR)/$(BUILD) .cache/tools/venv/bin/python -m pytest -q -m slow tests/e2e tests/deploy
 	@ctest --test-dir $(BUILD) -L long --output-on-failure
@@ -69,8 +69,14 @@ test-all: test asan tsan cuda-archs simt-ptx simt-mutants  ## adds what takes lo
 simt-ptx: build  ## the kernel tests, run on the CPU from the PTX that nvcc emits; then with changed PTX
 	@scripts/run_simt.sh ptx $(BUILD) $(JOBS)
 
-simt-mutants: build  ## the kernel tests with one barrier or wait missing at a time: each must fail
+simt-mutants: build  ## the kernel tests with one barrier, wait or rule of two devices broken at a time: each must fail
 	@scripts/run_simt.sh mutants $(BUILD) $(JOBS)
+
+simt-tsan: build  ## the kernels on the CPU under the thread sanitizer
+	@scripts/run_simt.sh tsan $(BUILD) $(JOBS)
+
+simt-msan: cuda-toolkit  ## the kernels on the CPU under clang's memory sanitizer
+	@scripts/run_simt.sh msan build-msan $(JOBS)
 
 cuda-archs: cuda-toolkit  ## compile the CUDA kernels for sm_80, sm_89 and sm_100 too
 	@cmake -S . -B build-cuda -G Ninja -DBATON_BUILD_TESTS=OFF -DBATON_CUDA=ON "-DBATON_CUDA_ARCHITECTURES=80-real;89-real;100-real" >build-cuda.configure.log 2>&1 || { cat build-cuda.configure.log; exit 1; }
@@ -106,4 +112,4 @@ bench-anchor: build tools  ## CPU speed against llama.cpp, interleaved (fetches 
 	@scripts/bench_cpu_anchor.py --build $(BUILD)
 
 clean:  ## remove build folders
-	@rm -rf build build-asan build-tsan build-fuzz build-cuda
+	@rm -rf build build-asan build-tsan build-msan build-fuzz build-cuda

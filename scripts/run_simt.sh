@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Two long checks of the kernels on the CPU, over a finished build.
+# Long checks of the kernels on the CPU; the first three over a finished build.
 # Usage: scripts/run_simt.sh ptx BUILD_DIR [JOBS]      the kernel tests from the PTX that nvcc emits, then with changed PTX
-#        scripts/run_simt.sh mutants BUILD_DIR [JOBS]  the kernel tests with one barrier or wait missing at a time
+#        scripts/run_simt.sh mutants BUILD_DIR [JOBS]  the kernel tests with one barrier or wait missing at a time, and those of two devices
+#                                                      with one rule of their protocol broken
+#        scripts/run_simt.sh tsan BUILD_DIR [JOBS]     tests of small grids under the thread sanitizer
+#        scripts/run_simt.sh msan BUILD_DIR [JOBS]     the kernel tests under clang's memory sanitizer; BUILD_DIR is made where it is missing
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=$1 build=$2 jobs=${3:-$(nproc)}
@@ -31,11 +34,43 @@ case $what in
       echo "[simt-mutants] skipped: it needs the headers of a CUDA 13 toolkit (make cuda-toolkit)"
       exit 0
     fi
-    ninja -C "$build" -j"$jobs" simt_kernels simt_sample
+    ninja -C "$build" -j"$jobs" simt_kernels simt_sample simt_tensor_parallel simt_kernels_tsan simt_tensor_parallel_tsan
     tests/simt/mutants.py "$build"
+    tests/simt/protocol_mutants.py "$build" "$jobs"
+    ;;
+  tsan)
+    if ! has simt_kernels_tsan; then
+      echo "[simt-tsan] skipped: it needs the headers of a CUDA 13 toolkit (make cuda-toolkit)"
+      exit 0
+    fi
+    ninja -C "$build" -j"$jobs" simt_conformance_tsan simt_faults_tsan simt_kernels_tsan simt_tensor_parallel_tsan
+    export TSAN_OPTIONS=suppressions=$PWD/tests/support/tsan.supp:halt_on_error=1
+    run() {
+      echo "== $1"
+      "$build/tests/$1" --gtest_brief=1 "${@:2}"
+    }
+    run simt_conformance_tsan
+    run simt_faults_tsan
+    run simt_kernels_tsan
+    run simt_tensor_parallel_tsan --gtest_filter="*DeviceGroupTest*"
+    ;;
+  msan)
+    cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_COMPILER=clang-14 -DCMAKE_CXX_COMPILER=clang++-14 \
+      -DBATON_SANITIZE=memory >/dev/null
+    if ! has simt_kernels; then
+      echo "[simt-msan] skipped: it needs the headers of a CUDA 13 toolkit (make cuda-toolkit)"
+      exit 0
+    fi
+    tests="simt_conformance simt_faults simt_kernels simt_sample"
+    # shellcheck disable=SC2086 # a list of words
+    ninja -C "$build" -j"$jobs" $tests
+    for test in $tests; do
+      echo "== $test"
+      "$build/tests/$test" --gtest_brief=1
+    done
     ;;
   *)
-    echo "run_simt.sh: ptx or mutants, not $what" >&2
+    echo "run_simt.sh: ptx, mutants, tsan or msan, not $what" >&2
     exit 2
     ;;
 esac

@@ -11,7 +11,8 @@
 // not a hang); reading what was never written (shared and device memory start as 0xFF: NaN in f32,
 // f16, bf16 and e4m3, -1 as an index); reading an asynchronous copy before its wait; results that
 // depend on the schedule (run all three); and, in sanitizer builds, every access out of bounds, to
-// a misaligned address, or racing with another (a shuffle orders no memory, as on the device).
+// a misaligned address, or racing with another (a shuffle orders no memory, as on the device;
+// words between devices order what gpu.h says), and every decision on what nobody has written.
 // What it does not model: time, occupancy, registers, bank conflicts other than ldmatrix's,
 // coalescing, a missing __threadfence, the accumulation order inside a tensor core, approximate
 // intrinsics, blocks that wait for a later block of their own launch.

@@ -81,6 +81,7 @@ absl::StatusOr<std::unique_ptr<ModelDrafter>> LoadLowBitCopy(const DraftModelOpt
   runner_options.backend_options.num_threads = options.threads;
   runner_options.backend_options.isa = options.cpu_isa;
   runner_options.backend_options.enforce_eager = options.enforce_eager;
+  runner_options.backend_options.prefill_attention = options.prefill_attention;
   runner_options.kv_owner = target.runner.get();
   BATON_ASSIGN_OR_RETURN(std::unique_ptr<runtime::ModelRunner> runner,
                          runtime::ModelRunner::Create(runner_options));

@@ -33,12 +33,18 @@ def products(part):
     return table(["mode", "N", "K", "tokens", "us", "TFLOP/s", "weights GB/s"], rows)
 
 
+def attention(part):
+    rows = [[r["queries"], r["context"], number(r["own_us"]), number(r["own_tflops"]), number(r.get("flashinfer_us")), number(r.get("flashinfer_tflops")),
+             number(r.get("relative_difference"))] for r in part.get("chunks", [])]
+    return table(["queries", "context", "own us", "own TFLOP/s", "FlashInfer us", "FlashInfer TFLOP/s", "relative difference"], rows)
+
+
 def model(part):
     prompts = table(["prompt tokens", "TTFT ms", "floor ms", "percent of the floor"],
                     [[r["tokens"], number(r["ms"]), number(r["floor_ms"]), number(r["percent_of_floor"])] for r in part.get("ttft", [])])
     steps = table(["batch", "context", "step ms", "floor ms", "percent of the floor"],
                   [[r["batch"], r["context"], number(r["ms"]), number(r["floor_ms"]), number(r["percent_of_floor"])] for r in part.get("itl", [])])
-    return f"{prompts}\n\n{steps}"
+    return f"`{part.get('backend', '?')}`\n\n{prompts}\n\n{steps}"
 
 
 def facts(part):
@@ -52,7 +58,7 @@ def page(report):
                 "Weights are made up (a hash), shapes are real. Floors: `tests/device/floors.h`."]
     for name, part in report["parts"].items():
         heading = f"## {name}\n\n" + ("" if part.get("ok") else f"**Failed**: {part.get('error') or part.get('failures') or 'exit code ' + part.get('exit_code', '?')}\n\n")
-        writer = {"ceilings": ceilings, "products": products}.get(name, model if name.startswith("model") else facts)
+        writer = {"ceilings": ceilings, "products": products, "attention": attention}.get(name, model if name.startswith("model") else facts)
         sections.append(heading + writer(part))
     return "\n\n".join(sections) + "\n"
 

@@ -10,7 +10,7 @@ set -uo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 if [ -d "$here/bin" ]; then programs=$here/bin; else programs=$here/build/device; fi
 workers="" models=$here/tests/data/models out=device_report.json tiny=""
-parts="info ceilings products probes parity ids handover model-4b-fp8 model-8b-fp8 model-8b-bf16"
+parts="info ceilings products attention probes parity ids handover model-4b-fp8 model-8b-fp8 model-8b-bf16"
 while [ $# -gt 0 ]; do
   case $1 in
     --programs) programs=$2; shift ;;
@@ -100,6 +100,7 @@ for name in $parts; do
     info) bench info 30 info ;;
     ceilings) bench ceilings 40 ceilings ;;
     products) bench products 60 products ;;
+    attention) bench attention 30 attention ;;
     probes) bench probes 30 probes ;;
     parity) part parity 90 env BATON_TESTS_ROOT="${models%/tests/data/models}" "$programs/device_tests" --gtest_output="json:$results/parity.json" ;;
     ids) bench ids 60 ids ;;

@@ -106,6 +106,7 @@ absl::StatusOr<EngineHost> LoadEngine(const WorkerOptions& options,
   runner_options.backend_options.num_threads = options.threads;
   runner_options.backend_options.isa = options.cpu_isa;
   runner_options.backend_options.enforce_eager = options.enforce_eager;
+  runner_options.backend_options.prefill_attention = options.prefill_attention;
   if (runner_options.backend == "cuda")
     runner_options.backend_options.gemm_cache = GemmCachePath(options);
   EngineHost host;
@@ -148,6 +149,7 @@ absl::StatusOr<std::unique_ptr<runtime::ModelRunner>> LoadDraftRunner(
   runner_options.backend_options.num_threads = options.threads;
   runner_options.backend_options.isa = options.cpu_isa;
   runner_options.backend_options.enforce_eager = options.enforce_eager;
+  runner_options.backend_options.prefill_attention = options.prefill_attention;
   if (runner_options.backend == "cuda")
     runner_options.backend_options.gemm_cache = GemmCachePath(options);
   BATON_ASSIGN_OR_RETURN(std::unique_ptr<runtime::ModelRunner> runner,

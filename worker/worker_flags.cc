@@ -107,6 +107,12 @@ ABSL_FLAG(bool,
           "On a GPU, issue every operation of a decode step by itself, never as one CUDA graph: "
           "slower, for finding faults. The tokens are the same.");
 ABSL_FLAG(std::string,
+          prefill_attention,
+          WorkerOptions{}.prefill_attention,
+          "On a GPU, whose attention prefill uses: own, flashinfer (FP8 products, on sm_90 only, "
+          "where the program was built with it), or auto: flashinfer where it is there. What it "
+          "does not fit is computed by own. Workers that differ in it do not pair.");
+ABSL_FLAG(std::string,
           cpu_isa,
           WorkerOptions{}.cpu_isa,
           "Highest instruction set used: auto, avx2, avx512 or amx.");
@@ -182,6 +188,7 @@ WorkerOptions WorkerOptionsFromFlags() {
   options.threads = absl::GetFlag(FLAGS_threads);
   options.tp = absl::GetFlag(FLAGS_tp);
   options.enforce_eager = absl::GetFlag(FLAGS_enforce_eager);
+  options.prefill_attention = absl::GetFlag(FLAGS_prefill_attention);
   options.cpu_isa = absl::GetFlag(FLAGS_cpu_isa);
   options.kv_transport = absl::GetFlag(FLAGS_kv_transport);
   options.require_transport = absl::GetFlag(FLAGS_require_transport);

@@ -52,6 +52,8 @@ absl::Status ValidateOptions(const WorkerOptions& options) {
       OneOf("weight-dtype", options.weight_dtype, {"auto", "f32", "bf16", "int8", "q4", "fp8"}));
   BATON_RETURN_IF_ERROR(
       OneOf("kv-dtype", options.kv_dtype, {"auto", "fp8", "fp8_dynamic", "bf16", "f32"}));
+  BATON_RETURN_IF_ERROR(
+      OneOf("prefill-attention", options.prefill_attention, {"auto", "own", "flashinfer"}));
   BATON_RETURN_IF_ERROR(OneOf("cpu-isa", options.cpu_isa, {"auto", "avx2", "avx512", "amx"}));
   BATON_RETURN_IF_ERROR(
       OneOf("kv-transport", options.kv_transport, {"auto", "cuda_ipc", "nccl", "shm", "tcp"}));

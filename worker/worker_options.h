@@ -44,6 +44,8 @@ struct WorkerOptions {
   std::string require_transport;      // one of these; empty: any that kv_transport allows
   std::string log_level = "info";     // debug, info, warning, error
   bool check_flags = false;           // say whether all of these can hold, and end
+  // cuda: auto, own, flashinfer
+  std::string prefill_attention = "auto";
 
   // For tests only.
   absl::Duration test_load_delay;

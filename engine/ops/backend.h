@@ -47,6 +47,8 @@ inline constexpr uint32_t kSumOrderVersion = 1;
 // with the shapes of a step, so what it computes equals the canonical order's up to rounding only.
 // Keys and values of different versions are never mixed: not in a prefix cache, not in a hand-over.
 inline constexpr uint32_t kDeviceSumOrderVersion = 1001;
+// Of one whose prefill may be FlashInfer's, which rounds more (engine/ops/cuda/flash_prefill.h).
+inline constexpr uint32_t kFlashSumOrderVersion = 1002;
 
 // What linear layers compute in. Activations entering them follow: f32 for kF32, bf16 for kBf16 and
 // kQ4, int8 with one scale per token for kInt8.
@@ -198,6 +200,9 @@ struct BackendOptions {
   bool pin_threads = false;    // cpu: worker threads stay on one core each
   int device = 0;              // cuda: which one
   bool enforce_eager = false;  // cuda: operations are issued one by one, not as graphs
+  // cuda: own, flashinfer, or auto: flashinfer where the program has it and the device is one that
+  // it was made for. Also then own takes what it does not fit.
+  std::string prefill_attention = "auto";
 };
 
 // Engine thread only. A step allocates nothing: every Activation and Matrix is made at start. The

@@ -178,6 +178,7 @@ absl::StatusOr<Greedy> Generate(const std::string& model, const std::string& bac
   options.backend = backend;
   options.weight_dtype = "bf16";
   options.num_blocks = 4;
+  options.backend_options.prefill_attention = "own";  // the other one rounds more
   BATON_ASSIGN_OR_RETURN(const std::unique_ptr<ModelRunner> runner, ModelRunner::Create(options));
   Greedy greedy;
   std::vector<uint32_t> tokens;
@@ -229,6 +230,7 @@ absl::StatusOr<Json> Model(const BenchOptions& options) {
   runner_options.backend = "cuda";
   runner_options.weight_dtype = options.weight_dtype;
   runner_options.kv_dtype = "fp8";
+  runner_options.backend_options.prefill_attention = options.prefill_attention;
   runner_options.max_step_tokens = options.tiny ? 32 : kChunk;
   // 64 sequences of 2,048 tokens and the steps behind them.
   runner_options.num_blocks = options.tiny ? 8 : 64 * 34;
@@ -241,6 +243,7 @@ absl::StatusOr<Json> Model(const BenchOptions& options) {
   Json json = {{"shape", options.shape},
                {"weight_dtype", options.weight_dtype},
                {"kv_dtype", "fp8"},
+               {"backend", (*runner)->device()},
                {"load_seconds", load_seconds}};
   BATON_ASSIGN_OR_RETURN(json["ttft"], TimePrompts(runner->get(), options, fp8));
   BATON_ASSIGN_OR_RETURN(json["itl"], TimeSteps(runner->get(), options, fp8));

@@ -19,13 +19,14 @@
 #include "engine/base/status_macros.h"
 #include "engine/base/version.h"
 
-ABSL_FLAG(std::string, part, "", "info, ceilings, products, ids, model or probes.");
+ABSL_FLAG(std::string, part, "", "info, ceilings, products, attention, ids, model or probes.");
 ABSL_FLAG(std::string, out, "", "File for the result.");
 ABSL_FLAG(std::string, merge, "", "Folder of results to be made one report.");
 ABSL_FLAG(bool, tiny, false, "Sizes for the emulated device.");
 ABSL_FLAG(std::string, models, "", "Folder of the test models.");
 ABSL_FLAG(std::string, shape, "", "Part model: qwen3-4b, qwen3-8b or tiny.");
 ABSL_FLAG(std::string, weight_dtype, "fp8", "Part model: fp8 or bf16.");
+ABSL_FLAG(std::string, prefill_attention, "auto", "Part model: auto, own or flashinfer.");
 
 namespace baton::device {
 
@@ -47,7 +48,7 @@ using Part = absl::StatusOr<Json> (*)(const BenchOptions&);
 
 const std::map<std::string, Part>& Parts() {
   static const auto* const parts = new std::map<std::string, Part>{
-      {"info", Info}, {"ceilings", Ceilings}, {"products", Products},
+      {"info", Info}, {"ceilings", Ceilings}, {"products", Products}, {"attention", Attention},
       {"ids", Ids},   {"model", Model},       {"probes", Probes}};
   return *parts;
 }
@@ -139,6 +140,7 @@ int Run(const char* self) {
   options.models = absl::GetFlag(FLAGS_models);
   options.shape = absl::GetFlag(FLAGS_shape);
   options.weight_dtype = absl::GetFlag(FLAGS_weight_dtype);
+  options.prefill_attention = absl::GetFlag(FLAGS_prefill_attention);
   const absl::Duration start = base::Clock::Real().Now();
   absl::StatusOr<Json> result = part->second(options);
   Json json = result.ok() ? *result : Json{{"ok", false}, {"error", result.status().ToString()}};

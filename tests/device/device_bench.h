@@ -20,6 +20,7 @@ struct BenchOptions {
   std::string models;  // folder of the test models
   std::string shape;   // part "model": qwen3-4b, qwen3-8b, tiny
   std::string weight_dtype;
+  std::string prefill_attention = "auto";
 };
 
 // Device, driver and libraries that are there; memory, clocks and power as NVML says.
@@ -29,6 +30,9 @@ absl::StatusOr<Json> Ceilings(const BenchOptions& options);
 // The products of the models' layers, at each number of tokens, in bf16 and FP8: time, TFLOP/s,
 // GB/s of weights; what cuBLASLt does not take is told.
 absl::StatusOr<Json> Products(const BenchOptions& options);
+// Prefill attention in the shape of Qwen3-8B: our own kernel's time and, where the program has it,
+// FlashInfer's beside it, and how far apart their outputs are.
+absl::StatusOr<Json> Attention(const BenchOptions& options);
 // Greedy ids of tiny-qwen3 on the device and on the CPU; where they part, how close the two were.
 absl::StatusOr<Json> Ids(const BenchOptions& options);
 // Made-up weights of a real shape: time to first token, time of a decode step, percent of their

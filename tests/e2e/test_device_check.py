@@ -11,7 +11,7 @@ import harness
 from harness import BIN, MODELS, ROOT
 
 EMULATED = harness.BUILD / "emulated"
-PARTS = ["info", "ceilings", "products", "probes", "ids", "handover", "model-4b-fp8", "model-8b-bf16"]
+PARTS = ["info", "ceilings", "products", "attention", "probes", "ids", "handover", "model-4b-fp8", "model-8b-bf16"]
 
 pytestmark = pytest.mark.skipif(not EMULATED.exists(), reason="built without a CUDA toolkit")
 
@@ -40,6 +40,8 @@ def test_every_part_runs_and_becomes_a_page(programs, tmp_path):
     assert parts["info"]["name"] == "emulated"
     assert parts["ceilings"]["copy"]["gb_per_s"] > 0 and parts["ceilings"]["product_fp8_block"]["tflops"] > 0
     assert all(row["us"] > 0 for row in parts["products"]["products"])
+    assert not parts["attention"]["flashinfer"] and all(row["own_us"] > 0 for row in parts["attention"]["chunks"])
+    assert "prefill=own" in parts["model-4b-fp8"]["backend"]
     assert len(parts["handover"]["ids"]) == 24 and parts["handover"]["ids"] == parts["handover"]["ids_of_one_worker"]
     assert parts["handover"]["transport"]
     assert [row["batch"] for row in parts["model-4b-fp8"]["itl"]] == [1, 2] and parts["model-4b-fp8"]["ttft"][0]["ms"] > 0

@@ -53,14 +53,19 @@ AttentionCase::AttentionCase(const AttentionShape& shape) : shape_(shape), rando
     }
   }
   q_ = random_.Values(static_cast<size_t>(starts_.back()) * s.heads * s.dim, 1.5f);
-  for (float& value : q_) value = FloatFromF16(F16FromFloat(value));
+  for (float& value : q_) {
+    value = s.q == Element::kFp8
+                ? kQueryScale * base::FloatFromFp8(base::Fp8FromFloat(value / kQueryScale))
+                : FloatFromF16(F16FromFloat(value));
+  }
 
   device_pool_ = std::make_unique<DeviceArray<uint8_t>>(pool_);
   std::vector<uint8_t> q_bytes;
   for (const float value : q_) {
-    const uint32_t bits =
-        s.q == Element::kF32 ? std::bit_cast<uint32_t>(value) : F16FromFloat(value);
-    for (int i = 0; i < (s.q == Element::kF32 ? 4 : 2); ++i)
+    const uint32_t bits = s.q == Element::kF32   ? std::bit_cast<uint32_t>(value)
+                          : s.q == Element::kFp8 ? base::Fp8FromFloat(value / kQueryScale)
+                                                 : F16FromFloat(value);
+    for (int i = 0; i < (s.q == Element::kF32 ? 4 : s.q == Element::kFp8 ? 1 : 2); ++i)
       q_bytes.push_back(static_cast<uint8_t>(bits >> (8 * i)));
   }
   device_q_ = std::make_unique<DeviceArray<uint8_t>>(q_bytes);
@@ -222,14 +227,24 @@ void AttentionCase::Check() {
   }
 }
 
-// Weights are rounded to f16 (2^-11 of each), scores are f32 sums of D products; the output is
-// rounded to its own type.
+// Of a weight exp(score - largest), whose sum over all tokens is `total`, as part of that sum: f16
+// has 2^-11 of it, and e4m3, times 448, 2^-4 or half of its least step.
+double AttentionCase::WeightError(double weight, double total) const {
+  if (shape_.q != Element::kFp8) return 0x1p-11 * weight / total;
+  return std::max(0x1p-4 * weight, 0x1p-10 / 448) / total;
+}
+
+// Scores are f32 sums of D products, the output one of all tokens; where q is e4m3, a tensor core
+// keeps 14 bits of what it adds 32 products to. Then the output is rounded to its own type.
 void AttentionCase::CheckQuery(int sequence, int query, int head) {
   const int dim = shape_.dim, kv_head = head / (shape_.heads / shape_.kv_heads);
   const float* q =
       &q_[(static_cast<size_t>(starts_[sequence] + query) * shape_.heads + head) * dim];
   const int visible = contexts_[sequence] - shape_.query_lens[sequence] + query + 1;
   std::vector<double> scores(visible);
+  const bool fp8 = shape_.q == Element::kFp8;
+  const double score_step = fp8 ? (dim / 32) * 0x1p-13 : (dim + 8) * 0x1p-24;
+  const double sum_step = fp8 ? (visible / 32 + 2) * 0x1p-13 : visible * 0x1p-24;
   double largest = -INFINITY, score_error = 0;
   for (int j = 0; j < visible; ++j) {
     double score = 0, magnitude = 0;
@@ -240,21 +255,23 @@ void AttentionCase::CheckQuery(int sequence, int query, int head) {
     }
     scores[j] = score / std::sqrt(static_cast<double>(dim));
     largest = std::max(largest, scores[j]);
-    score_error = std::max(score_error, (dim + 8) * 0x1p-24 * magnitude / std::sqrt(dim));
+    score_error = std::max(score_error, score_step * magnitude / std::sqrt(dim));
   }
   double total = 0;
   for (double& score : scores) total += score = std::exp(score - largest);
   std::vector<double> want(dim), error(dim);
   double row_largest = 0;
   for (int i = 0; i < dim; ++i) {
-    double sum = 0, magnitude = 0;
+    double sum = 0, magnitude = 0, rounding = 0;
     for (int j = 0; j < visible; ++j) {
-      const double value = scores[j] / total * Stored(sequence, j, 1, kv_head, i);
+      const double stored = Stored(sequence, j, 1, kv_head, i);
+      const double value = scores[j] / total * stored;
       sum += value;
       magnitude += std::fabs(value);
+      rounding += WeightError(scores[j], total) * std::fabs(stored);
     }
     want[i] = sum;
-    error[i] = magnitude * (0x1p-11 + 2 * score_error + visible * 0x1p-24) + 1e-12;
+    error[i] = rounding + magnitude * (2 * score_error + sum_step) + 1e-12;
     row_largest = std::max(row_largest, std::fabs(sum) + error[i]);
   }
   const std::vector<float> got = OutputRow(sequence, query, head);

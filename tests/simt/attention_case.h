@@ -22,9 +22,13 @@ struct AttentionShape {
   int heads = 4, kv_heads = 2, dim = 128;
   ops::cuda::CacheFormat format = ops::cuda::CacheFormat::kFp8;
   std::vector<int> query_lens, context_lens;  // context: with the queries
+  // q in kFp8: as FlashPrefill takes and computes it.
   ops::cuda::Element q = ops::cuda::Element::kF16, out = ops::cuda::Element::kBf16;
   uint64_t seed = 1;
 };
+
+// Of queries in kFp8.
+inline constexpr float kQueryScale = 0x1p-6f;
 
 uint16_t F16FromFloat(float value);
 
@@ -49,6 +53,7 @@ class AttentionCase {
   float Stored(int sequence, int token, int side, int head, int i) const;
   void FillRow(int sequence, int token, int side, int head);
   void CheckQuery(int sequence, int query, int head);
+  double WeightError(double weight, double total) const;
 
   AttentionShape shape_;
   Random random_;

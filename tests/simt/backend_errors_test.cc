@@ -42,6 +42,24 @@ TEST(BackendErrors, SayWhatIsMissing) {
   EXPECT_TRUE((*backend)->NewPool(4096, true).ok());
 }
 
+// This program has our own prefill attention only.
+TEST(BackendErrors, AnotherKernelIsNotThereWhereItWasNotBuiltIn) {
+  ops::BackendOptions options;
+  options.prefill_attention = "flashinfer";
+  const absl::Status missing =
+      ops::CreateBackend("cuda", ops::WeightDtype::kBf16, options).status();
+  EXPECT_EQ(missing.code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(std::string(missing.message()).find("BATON_FLASHINFER"), std::string::npos);
+  options.prefill_attention = "fastest";
+  EXPECT_EQ(ops::CreateBackend("cuda", ops::WeightDtype::kBf16, options).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  options.prefill_attention = "auto";
+  const auto backend = ops::CreateBackend("cuda", ops::WeightDtype::kBf16, options);
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  EXPECT_NE((*backend)->description().find("prefill=own"), std::string::npos);
+  EXPECT_EQ((*backend)->sum_order_version(), ops::kDeviceSumOrderVersion);
+}
+
 // --device auto goes on without a device; with one it says which.
 TEST(BackendErrors, TheProbeSaysWhatWouldBeMissing) {
   GetRuntimeConfig().num_devices = 0;

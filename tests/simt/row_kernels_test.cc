@@ -152,6 +152,46 @@ TEST_P(RowKernels, RmsNorm) {
   }
 }
 
+// To the bit: scales are powers of two, and f16 numbers are f32 numbers.
+TEST_P(RowKernels, QuantizeQueries) {
+  Random random(11);
+  for (const auto& [tokens, width, scale] :
+       {std::tuple{1, 64, 1.0f}, {7, 640, 0x1p-6f}, {300, 2048, 0x1p-3f}, {3, 136, 0x1p4f}}) {
+    std::vector<uint16_t> halves(static_cast<size_t>(tokens) * width);
+    for (uint16_t& half : halves)
+      half = static_cast<uint16_t>(random.Between(0, 0xffff));  // subnormal, infinite, NaN too
+    DeviceArray<uint16_t> in(halves);
+    DeviceArray<uint8_t> out(halves.size());
+    ASSERT_EQ(ops::cuda::QuantizeQueries({.q = in.data(),
+                                          .out = out.data(),
+                                          .num_tokens = tokens,
+                                          .width = width,
+                                          .scale = scale},
+                                         nullptr),
+              cudaSuccess);
+    const std::vector<uint8_t> got = out.Get();
+    for (size_t i = 0; i < halves.size(); ++i) {
+      const float value = FloatFromF16(halves[i]) / scale;
+      if (std::isnan(value)) {
+        ASSERT_TRUE(std::isnan(base::FloatFromFp8(got[i])));
+      } else {
+        ASSERT_EQ(got[i], base::Fp8FromFloat(value)) << value;
+      }
+    }
+  }
+  DeviceArray<uint8_t> two(64);
+  const auto refused = [&](int width, float scale) {
+    return ops::cuda::QuantizeQueries({.q = two.data(),
+                                       .out = two.data(),
+                                       .num_tokens = 1,
+                                       .width = width,
+                                       .scale = scale},
+                                      nullptr) == cudaErrorInvalidValue;
+  };
+  EXPECT_TRUE(refused(12, 1.0f) && refused(16, 0.0f) && refused(16, 3.0f) && refused(0, 1.0f));
+  EXPECT_EQ(ops::cuda::QuantizeQueries({}, nullptr), cudaErrorInvalidValue);
+}
+
 TEST_P(RowKernels, QuantizeRows) {
   Random random(10);
   for (const Element element : {Element::kF32, Element::kBf16}) {

@@ -22,6 +22,7 @@ absl::Status CudaBackend::Init() {
   name_ = device.name;
   pci_id_ = device.pci_id;
   num_sms_ = device.num_sms;
+  BATON_RETURN_IF_ERROR(ChoosePrefill(device.major, device.minor));
   BATON_RETURN_IF_ERROR(
       CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"));
   BATON_ASSIGN_OR_RETURN(linear_, Linear::Create({.device = name_, .cache = gemm_cache_}));
@@ -35,7 +36,8 @@ absl::Status CudaBackend::Init() {
 }
 
 std::string CudaBackend::description() const {
-  return absl::StrCat("cuda ", name_, " sms=", num_sms_);
+  return absl::StrCat("cuda ", name_, " sms=", num_sms_,
+                      " prefill=", flash_ ? "flashinfer" : "own");
 }
 
 absl::StatusOr<DeviceMemory> CudaBackend::device_memory() {
@@ -101,6 +103,11 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(WeightDtype dtype,
   if (dtype != WeightDtype::kF32 && dtype != WeightDtype::kBf16 && dtype != WeightDtype::kFp8) {
     return absl::InvalidArgumentError(absl::StrCat("cuda: weight dtype \"", WeightDtypeName(dtype),
                                                    "\": accepted: f32, bf16, fp8"));
+  }
+  const std::string& prefill = options.prefill_attention;
+  if (prefill != "auto" && prefill != "own" && prefill != "flashinfer") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cuda: prefill attention \"", prefill, "\": accepted: auto, own, flashinfer"));
   }
   auto backend = std::make_unique<CudaBackend>(dtype, options);
   BATON_RETURN_IF_ERROR(backend->Init());

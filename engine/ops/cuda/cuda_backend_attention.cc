@@ -27,16 +27,18 @@ absl::Status CudaBackend::PagedAttention(const PagedAttentionArgs& args) {
       params.cache.format == CacheFormat::kFp8 || params.cache.format == CacheFormat::kFp8Dynamic;
   const bool tensor_cores =
       fp8 && qkv.q_element == Element::kF16 && (args.head_dim == 64 || args.head_dim == 128);
-  // The kernels write e4m3 themselves where a head is a group of 128; else what they write is
+  const float flash_scale = FlashScale(args, qkv, tensor_cores);
+  // Our kernels write e4m3 themselves where a head is a group of 128; else what is written is
   // rounded afterwards.
-  const bool round = out.element == Element::kFp8 && !(tensor_cores && args.head_dim == kFp8Block);
+  const bool written = tensor_cores && flash_scale == 0 && args.head_dim == kFp8Block;
+  const bool round = out.element == Element::kFp8 && !written;
   if (round) {
     BATON_RETURN_IF_ERROR(
         Grow(static_cast<size_t>(out.max_tokens) * out.width * ElementSize(linear_element_),
              &attention_rows_));
     params.out = {.data = attention_rows_.data(), .element = linear_element_};
   }
-  BATON_RETURN_IF_ERROR(pass_ == nullptr ? AttendStep(args, params, tensor_cores)
+  BATON_RETURN_IF_ERROR(pass_ == nullptr ? AttendStep(args, params, tensor_cores, flash_scale)
                                          : AttendPass(params, tensor_cores));
   if (!round) return absl::OkStatus();
   const int num_tokens = Padded(args.num_tokens);
@@ -75,14 +77,16 @@ absl::Status CudaBackend::Decode(const PagedAttentionParams& params,
 
 absl::Status CudaBackend::AttendStep(const PagedAttentionArgs& args,
                                      PagedAttentionParams params,
-                                     bool tensor_cores) {
+                                     bool tensor_cores,
+                                     float flash_scale) {
   plan_.Fill(args, num_sms_);
   BATON_RETURN_IF_ERROR(UploadPlan(&params));
   BATON_ASSIGN_OR_RETURN(params.sequences,
                          decode_.Upload(absl::MakeConstSpan(plan_.decode), stream_));
   params.num_sequences = static_cast<int>(plan_.decode.size());
   BATON_RETURN_IF_ERROR(Decode(params, plan_.decode_query_max, plan_.decode_splits, tensor_cores));
-  return Prefill(params, tensor_cores);
+  return flash_scale > 0 ? FlashPrefillStep(args, params, flash_scale)
+                         : Prefill(params, tensor_cores);
 }
 
 absl::Status CudaBackend::AttendPass(PagedAttentionParams params, bool tensor_cores) {

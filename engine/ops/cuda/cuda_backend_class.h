@@ -2,8 +2,8 @@
 
 // The class behind CreateCudaBackend. Private to cuda_backend*.cc: life and activations in
 // cuda_backend.cc, matrices and bytes of pools in cuda_backend_memory.cc, operations in
-// cuda_backend_ops.cc and cuda_backend_attention.cc, passes with their graphs and draws in
-// cuda_backend_pass.cc.
+// cuda_backend_ops.cc and cuda_backend_attention.cc, prefill by FlashInfer's kernel in
+// cuda_backend_flash.cc, passes with their graphs and draws in cuda_backend_pass.cc.
 
 #include <cuda_runtime.h>
 
@@ -17,6 +17,7 @@
 #include "engine/ops/cuda/cuda_tensors.h"
 #include "engine/ops/cuda/device_draw_chain.h"
 #include "engine/ops/cuda/device_group.h"
+#include "engine/ops/cuda/flash_plan.h"
 #include "engine/ops/cuda/graph_cache.h"
 #include "engine/ops/cuda/kernels.h"
 #include "engine/ops/cuda/linear.h"
@@ -33,13 +34,16 @@ class CudaBackend : public Backend {
         device_(options.device),
         eager_(options.enforce_eager),
         gemm_cache_(options.gemm_cache),
+        prefill_attention_(options.prefill_attention),
         linear_element_(dtype == WeightDtype::kF32 ? Element::kF32 : Element::kBf16) {}
   ~CudaBackend() override;
   absl::Status Init();
   absl::string_view name() const override { return "cuda"; }
   std::string description() const override;
   WeightDtype weight_dtype() const override { return dtype_; }
-  uint32_t sum_order_version() const override { return kDeviceSumOrderVersion; }
+  uint32_t sum_order_version() const override {
+    return flash_ ? kFlashSumOrderVersion : kDeviceSumOrderVersion;
+  }
   std::string device_id() const override { return pci_id_; }
   absl::StatusOr<DeviceMemory> device_memory() override;
   absl::StatusOr<std::unique_ptr<Matrix>> Pack(const MatrixSource& source,
@@ -141,11 +145,21 @@ class CudaBackend : public Backend {
                       int query_max,
                       int num_splits,
                       bool tensor_cores);
+  // `flash_scale`: of the queries, where prefill is FlashInfer's; else 0.
   absl::Status AttendStep(const PagedAttentionArgs& args,
                           PagedAttentionParams params,
-                          bool tensor_cores);
+                          bool tensor_cores,
+                          float flash_scale);
   absl::Status AttendPass(PagedAttentionParams params, bool tensor_cores);
   absl::Status Prefill(PagedAttentionParams params, bool tensor_cores);
+  // Whether FlashInfer's kernel is to be used at all, which is said in the log.
+  // Errors: UNAVAILABLE where it is asked for and cannot be.
+  absl::Status ChoosePrefill(int major, int minor);
+  // The scale of its queries, where the prefill of this step is to be its; 0: it is our own.
+  float FlashScale(const PagedAttentionArgs& args, const CudaActivation& qkv, bool tensor_cores);
+  absl::Status FlashPrefillStep(const PagedAttentionArgs& args,
+                                const PagedAttentionParams& params,
+                                float scale);
   // Scratch memory grows to the largest step there is, which is at the start.
   absl::Status Grow(size_t bytes, DeviceBuffer* buffer);
   absl::Status ReadRows(const DeviceBuffer& data,
@@ -160,6 +174,7 @@ class CudaBackend : public Backend {
   const int device_;
   const bool eager_;
   const std::string gemm_cache_;
+  const std::string prefill_attention_;
   const Element linear_element_;
   std::string name_, pci_id_;
   int num_sms_ = 0;
@@ -167,6 +182,10 @@ class CudaBackend : public Backend {
   std::unique_ptr<Linear> linear_;
   DeviceConstants constants_;
   AttentionPlan plan_;
+  bool flash_ = false, flash_missed_ = false;  // in use; a step that it does not fit was logged
+  FlashPlan flash_plan_;
+  UploadedArray flash_work_;
+  DeviceBuffer flash_queries_;  // [max_tokens][Hq * D], e4m3
   PassArrays pass_arrays_;
   GraphCache graphs_;
   const PassArrays* pass_ = nullptr;   // while the operations of a padded pass are issued

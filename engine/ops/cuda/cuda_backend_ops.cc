@@ -115,6 +115,8 @@ absl::Status CudaBackend::QkNormRopeAppend(const QkNormRopeAppendArgs& args) {
   }
   BATON_ASSIGN_OR_RETURN(params.cache, Cache(args.cache));
   qkv.query_width = args.num_heads * args.head_dim;
+  // (The first row of RoPE's table is cos 0, times the attention factor.)
+  qkv.query_scale = flash_ && !args.rope.empty() ? FlashQueryScale(args.q_weight, args.rope[0]) : 0;
   return CudaStatus(cuda::QkNormRopeAppend(params, stream_), "qk norm rope append");
 }
 

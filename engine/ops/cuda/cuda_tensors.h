@@ -50,6 +50,8 @@ struct CudaActivation : public Activation {
   DeviceBuffer queries;
   Element q_element = Element::kF16;
   int query_width = 0;  // 0 until QkNormRopeAppend
+  // With which the queries can be e4m3 (FlashQueryScale); 0: they are not to be.
+  float query_scale = 0;
 };
 
 // What the operations of this backend are handed.

@@ -28,6 +28,16 @@ __device__ __forceinline__ void Load8(const __nv_bfloat16* from, float (&x)[8]) 
   }
 }
 
+__device__ __forceinline__ void Load8(const __half* from, float (&x)[8]) {
+  const uint4 words = __ldg(reinterpret_cast<const uint4*>(from));
+  const uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = __half2float(__ushort_as_half(static_cast<unsigned short>(pairs[i])));
+    x[2 * i + 1] = __half2float(__ushort_as_half(static_cast<unsigned short>(pairs[i] >> 16)));
+  }
+}
+
 __device__ __forceinline__ void Store8(float* to, const float (&x)[8]) {
   float4* vectors = reinterpret_cast<float4*>(to);
   vectors[0] = make_float4(x[0], x[1], x[2], x[3]);

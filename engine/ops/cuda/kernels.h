@@ -135,6 +135,15 @@ struct QuantizeRowsParams {
 // The rows as a linear layer reads them. width % 8 == 0 (e4m3: 128).
 cudaError_t QuantizeRows(const QuantizeRowsParams& params, cudaStream_t stream);
 
+struct QuantizeQueriesParams {
+  const void* q = nullptr;  // [T][width], f16
+  uint8_t* out = nullptr;   // [T][width], e4m3
+  int num_tokens = 0, width = 0;
+  float scale = 0;  // a power of two
+};
+// out = q / scale, to nearest even, saturating. width % 8 == 0.
+cudaError_t QuantizeQueries(const QuantizeQueriesParams& params, cudaStream_t stream);
+
 // A step's sequences and where attention writes. Query i of sequence b (i < query_len) is token
 // query_starts[b] + i and sees the first context_lens[b] - query_len + i + 1 tokens of its blocks.
 struct PagedAttentionParams {

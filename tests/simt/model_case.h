@@ -1,0 +1,29 @@
+#pragma once
+
+// A model of the tests, run step by step on a backend.
+
+#include <string>
+#include <vector>
+
+#include "engine/runtime/model_runner.h"
+
+namespace baton::simt {
+
+struct ModelSetting {
+  const char* model;
+  const char* weights;
+  const char* kv;
+};
+
+// Prefill by our own kernel, also where there is another.
+runtime::ModelRunnerOptions OptionsOf(const ModelSetting& setting, const std::string& backend);
+
+// Two sequences with blocks of their own, fed in chunks, then one token at a time, then both with
+// several: prefill over a cached prefix, decode and verify. Returns the logits of every token.
+std::vector<std::vector<float>> RunModel(runtime::ModelRunner* runner);
+
+// The root of squared differences over that of squares.
+double RelativeError(const std::vector<std::vector<float>>& got,
+                     const std::vector<std::vector<float>>& want);
+
+}  // namespace baton::simt

@@ -11,7 +11,7 @@ TARGETS ?=
 SEED_BASE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help deps tools models cuda-toolkit cuda-archs simt-ptx simt-mutants simt-tsan simt-msan device device-bundle build demo check unit parity sim e2e tidy deploy lint test test-all asan tsan fuzz bench bench-anchor clean
+.PHONY: help deps tools models cuda-toolkit flashinfer cuda-archs simt-ptx simt-mutants simt-tsan simt-msan device device-bundle build demo check unit parity sim e2e tidy deploy lint test test-all asan tsan fuzz bench bench-anchor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -28,6 +28,9 @@ models: deps  ## fetch the demo model and Qwen3's tokenizer into .cache
 
 cuda-toolkit: deps  ## assemble a CUDA 13 toolkit in .deps/ where none is installed (BATON_CUDA=OFF: do not)
 	@scripts/get_cuda_toolkit.sh || echo "[cuda] no CUDA toolkit: building for the CPU only"
+
+flashinfer: deps  ## take FlashInfer's headers into .deps/; then make build CMAKE_FLAGS=-DBATON_FLASHINFER=ON
+	@scripts/get_flashinfer.sh
 
 build: cuda-toolkit  ## compile everything into build/ (binaries in build/bin)
 	@cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_BUILD_TESTS=ON -DBATON_CUDA=$${BATON_CUDA:-AUTO} $(CMAKE_FLAGS) >$(BUILD).configure.log 2>&1 || { cat $(BUILD).configure.log; exit 1; }

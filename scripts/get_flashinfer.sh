@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=.deps/flashinfer
-# From 0.7 on a masked score is -inf. Before, it was -5e4 in units of the codes, where e4m3 scores may well be less.
+# An older one will not do: 0.6.18 masks scores with -5e4 in units of the codes, which products of e4m3 go below by themselves.
 version=0.7.2.post1
 sha256=bfdc18b9e1e4d8d0730fe4343dc0e284cd0c160086de80f99888bc4867922d49
 mark="$target/.done-$version-1"

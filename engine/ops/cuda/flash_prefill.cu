@@ -46,6 +46,15 @@ struct FlashArguments {
   int num_qo_heads, num_kv_heads, page_size, window_left;
 };
 
+// (A name that it does not find counts as a scale of one.)
+using Additional = FlashArguments::AdditionalParams;
+static_assert(flashinfer::has_maybe_scale_q_v<Additional> &&
+              flashinfer::has_maybe_scale_k_v<Additional> &&
+              flashinfer::has_maybe_scale_v_v<Additional> &&
+              flashinfer::has_scale_q_scalar_v<Additional> &&
+              flashinfer::has_scale_k_scalar_v<Additional> &&
+              flashinfer::has_scale_v_scalar_v<Additional>);
+
 // It writes none of what it takes without const, but for the output.
 template <typename To, typename From>
 To* Open(const From* pointer) {

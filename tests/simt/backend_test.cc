@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "engine/ops/backend.h"
 #include "engine/runtime/model_runner.h"
 #include "gtest/gtest.h"
@@ -22,13 +21,6 @@ using runtime::ModelRunner;
 
 size_t ArgMax(const std::vector<float>& row) {
   return std::max_element(row.begin(), row.end()) - row.begin();
-}
-
-std::vector<std::vector<float>> LogitsOf(const ModelSetting& setting, const std::string& backend) {
-  const auto runner = ModelRunner::Create(OptionsOf(setting, backend));
-  EXPECT_TRUE(runner.ok()) << runner.status();
-  if (!runner.ok()) return {};
-  return RunModel(runner->get());
 }
 
 // Both backends round; neither is the truth. So both are measured against the same model in f32,

@@ -58,6 +58,17 @@ std::vector<std::vector<float>> RunModel(ModelRunner* runner) {
   return logits;
 }
 
+std::vector<std::vector<float>> LogitsOf(const ModelSetting& setting,
+                                         const std::string& backend,
+                                         const std::string& prefill) {
+  ModelRunnerOptions options = OptionsOf(setting, backend);
+  options.backend_options.prefill_attention = prefill;
+  const auto runner = ModelRunner::Create(options);
+  EXPECT_TRUE(runner.ok()) << runner.status();
+  if (!runner.ok()) return {};
+  return RunModel(runner->get());
+}
+
 double RelativeError(const std::vector<std::vector<float>>& got,
                      const std::vector<std::vector<float>>& want) {
   double error = 0, size = 0;

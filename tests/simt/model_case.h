@@ -22,6 +22,11 @@ runtime::ModelRunnerOptions OptionsOf(const ModelSetting& setting, const std::st
 // several: prefill over a cached prefix, decode and verify. Returns the logits of every token.
 std::vector<std::vector<float>> RunModel(runtime::ModelRunner* runner);
 
+// The same, of a model that is loaded for it. `prefill`: own, or another attention.
+std::vector<std::vector<float>> LogitsOf(const ModelSetting& setting,
+                                         const std::string& backend,
+                                         const std::string& prefill = "own");
+
 // The root of squared differences over that of squares.
 double RelativeError(const std::vector<std::vector<float>>& got,
                      const std::vector<std::vector<float>>& want);

@@ -78,10 +78,10 @@ FlashArguments ArgumentsOf(const FlashPrefillParams& p) {
   a.batch_indices = Open<int32_t>(p.work.sequences);
   a.work_indptr = Open<int32_t>(p.work.starts);
   a.kv_indices = Open<int32_t>(p.block_tables);
-  a.additional_params = {.maybe_scale_k = cache.scales,
-                         .maybe_scale_v = cache.scales + cache.num_kv_heads,
-                         .scale_q_scalar = p.q_scale,
-                         .sm_scale = p.softmax_scale};
+  a.additional_params.maybe_scale_k = cache.scales;
+  a.additional_params.maybe_scale_v = cache.scales + cache.num_kv_heads;
+  a.additional_params.scale_q_scalar = p.q_scale;
+  a.additional_params.sm_scale = p.softmax_scale;
   a.q_stride_n = a.o_stride_n = row;
   a.q_stride_h = a.o_stride_h = a.k_stride_n = a.v_stride_n = dim;
   a.k_stride_h = a.v_stride_h = head;

@@ -11,7 +11,7 @@
 //       before the rounding, so a row's weights do not add up to one exactly.
 //   sums  a tensor core that multiplies e4m3 keeps about 14 bits of its sums, which nobody carries
 //       on in f32 in between.
-//   out  bf16. Where a linear layer wants e4m3, a pass of ours rounds that again.
+//   out  bf16; where a linear layer wants e4m3, a step's rows, decode's too, are rounded again.
 // So its ids may differ from those of our own kernel, more often than ours differ from the CPU's;
 // it has a version of the order of sums of its own (kFlashSumOrderVersion). A query's numbers do
 // not depend on the chunk or the batch it comes in: its keys are taken 128 at a time, from its own

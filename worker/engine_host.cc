@@ -24,8 +24,9 @@ std::string ActivationName(const runtime::ModelRunner& runner) {
       return "f32";
     case ops::WeightDtype::kInt8:
       return "int8";
-    case ops::WeightDtype::kBf16:
     case ops::WeightDtype::kQ4:
+      return "int8_groups";
+    case ops::WeightDtype::kBf16:
       return "bf16";
     case ops::WeightDtype::kFp8:
       return runner.sum_order_version() == ops::kSumOrderVersion ? "bf16" : "fp8";

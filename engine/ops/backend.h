@@ -14,6 +14,9 @@
 //              to a multiple of 32. This is what TDPBF16PS does.
 //   f32 dot    one FMA chain, k ascending, from zero.
 //   int8 dot   exact int32, then one f32 epilogue: float(sum) * (activation scale * weight scale).
+//   q4 dot     per group of 32 k, ascending, from zero: acc = fma(float(exact int32 sum of weight
+//   code * activation code), weight scale * activation scale, acc); acc = fma(weight minimum,
+//   activation scale * float(sum of the activation codes), acc).
 //   o_proj and down_proj: the K range is cut into two halves (TP ranks), at K / 2 rounded up to 32
 //   (int8: 64), each summed
 //              as above from zero; result = residual + (low + high).
@@ -42,7 +45,9 @@
 
 namespace baton::ops {
 
-inline constexpr uint32_t kSumOrderVersion = 1;
+// 2: kQ4 multiplies codes by codes. In version 1 it was the bf16 dot with bf16(fma(scale, code,
+// min)). Everything else is as it was.
+inline constexpr uint32_t kSumOrderVersion = 2;
 // Versions from 1001 are those of the CUDA backend: tensor cores sum as they like, and differently
 // with the shapes of a step, so what it computes equals the canonical order's up to rounding only.
 // Keys and values of different versions are never mixed: not in a prefix cache, not in a hand-over.
@@ -50,13 +55,14 @@ inline constexpr uint32_t kDeviceSumOrderVersion = 1001;
 // Of one whose prefill may be FlashInfer's, which rounds more (engine/ops/cuda/flash_prefill.h).
 inline constexpr uint32_t kFlashSumOrderVersion = 1002;
 
-// What linear layers compute in. Activations entering them follow: f32 for kF32, bf16 for kBf16 and
-// kQ4, int8 with one scale per token for kInt8.
+// What linear layers compute in. Activations entering them follow: f32 for kF32, bf16 for kBf16,
+// int8 with one scale per token for kInt8, int8 with one scale per 32 neighbours for kQ4 (both from
+// f32, nothing is rounded to bf16 before).
 enum class WeightDtype {
   kF32,
   kBf16,
   kInt8,  // per output row: scale = max|w| / 127, codes rounded to nearest even
-  kQ4,    // groups of 32 along k: w = bf16(fma(scale, code, min)), code 0..15; then the bf16 dot
+  kQ4,    // groups of 32 along k: w = fma(scale, code, min), code 0..15
   // e4m3 with one f32 scale for 128 x 128 weights, those of the checkpoint or powers of two (so
   // that scale * code is a bf16 number). cuda multiplies e4m3 by e4m3, activations with a scale for
   // 128 neighbours; cpu and ref compute as in kBf16 with the same weights. Embedding and head are

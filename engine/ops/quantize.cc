@@ -24,6 +24,16 @@ float QuantizeRowInt8(const float* values, int n, uint32_t largest, int8_t* code
   return scale.scale;
 }
 
+void QuantizeGroupsInt8(const float* values, int n, int8_t* codes, float* scales, float* sums) {
+  for (int group = 0; group * kQ4Group < n; ++group) {
+    const int first = group * kQ4Group, count = std::min(n - first, kQ4Group);
+    scales[group] = QuantizeRowInt8(values + first, count, codes + first);
+    int32_t sum = 0;
+    for (int i = 0; i < count; ++i) sum += codes[first + i];
+    sums[group] = scales[group] * static_cast<float>(sum);
+  }
+}
+
 void QuantizeRowQ4(const float* values, int n, uint8_t* codes, float* scales, float* minimums) {
   for (int group = 0; group < n / kQ4Group; ++group) {
     const float* w = values + group * kQ4Group;

@@ -48,6 +48,10 @@ float QuantizeRowInt8(const float* values, int n, int8_t* codes);
 // The same for a part of a row whose largest magnitude is given.
 float QuantizeRowInt8(const float* values, int n, uint32_t largest, int8_t* codes);
 
+// Activations of kQ4: groups of 32 (the last may be shorter), each as a row of its own. codes [n],
+// by group its scale, and that scale times the sum of its codes.
+void QuantizeGroupsInt8(const float* values, int n, int8_t* codes, float* scales, float* sums);
+
 // Groups of 32; n % 32 == 0. codes [n] in 0..15, scales and minimums [n / 32].
 void QuantizeRowQ4(const float* values, int n, uint8_t* codes, float* scales, float* minimums);
 
@@ -60,15 +64,10 @@ float Fp8BlockScale(uint32_t magnitude_bits);
 // codes [n] of values with one scale.
 void QuantizeFp8(const float* values, int n, float scale, uint8_t* codes);
 
-// The bf16 weight that a 4-bit code stands for. Stored formats have scales of at most 17
-// significant bits, so the product is exact and this is what rounding it first would give.
-[[gnu::always_inline]] inline uint16_t Q4Value(uint8_t code, float scale, float minimum) {
-  return base::Bf16FromFloat(F32x1::Fma({scale}, {static_cast<float>(code)}, {minimum}).v);
-}
-
-// Any NaN becomes the quiet one with payload 0, which may be rounded as if it were a number.
-[[gnu::always_inline]] inline float PlainNan(float value) {
-  return value != value ? base::FloatFromBits(0x7fc00000u) : value;
+// The weight that a 4-bit code stands for. Stored formats have scales of at most 17 significant
+// bits, so the product is exact and this is what rounding it first would give.
+[[gnu::always_inline]] inline float Q4Value(uint8_t code, float scale, float minimum) {
+  return F32x1::Fma({scale}, {static_cast<float>(code)}, {minimum}).v;
 }
 
 }  // namespace baton::ops

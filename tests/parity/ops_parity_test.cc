@@ -211,7 +211,7 @@ TEST(OpsAttention, MaskedValueRowsCountAsZeroEvenIfTheyHoldNan) {
   }
 }
 
-// 4-bit groups whose values are huge, infinite or NaN take another way to round.
+// 4-bit groups whose values are huge, infinite or NaN.
 TEST(OpsQ4, ScalesOfAnySizeGiveTheBitsOfRef) {
   constexpr int kRows = 40, kCols = 64, kTokens = 9;
   for (const float large : {1.0f, 1e32f, 3e36f, INFINITY, NAN}) {

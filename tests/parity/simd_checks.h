@@ -35,8 +35,8 @@ class SimdChecks {
     for (uint32_t bits = 0; bits < 65536; bits += 16) Fp8FromBf16(bits);
     for (int n = -3; n < 20; ++n) Lanes(n);
     for (int i = 0; i < 300; ++i) Int8Dot(i);
+    for (int i = 0; i < 300; ++i) Q4Dot(i);
     Transposed();
-    for (uint32_t mantissa = 0; mantissa < 1u << 23; mantissa += 16) Bf16ByProduct(mantissa);
     return differences_;
   }
 
@@ -110,10 +110,6 @@ class SimdChecks {
          P::LoadBf16(reinterpret_cast<uint16_t*>(x)));
     Same("MaxMagnitude", V::MaxMagnitude(V::MaxMagnitude(V::Zero(), a), b),
          P::MaxMagnitude(P::MaxMagnitude(P::Zero(), p), q));
-    for (float& value : z) {
-      if (value != value) value = base::FloatFromBits(0x7fc00000u);
-    }
-    Same("RoundBf16NotNan", V::RoundBf16NotNan(V::Load(z)), P::RoundBf16NotNan(P::Load(z)));
     uint16_t words[16], want_words[16];
     V::StoreBf16(words, a);
     P::StoreBf16(want_words, p);
@@ -122,18 +118,9 @@ class SimdChecks {
     V::StoreFp8(bytes, a);
     P::StoreFp8(want_bytes, p);
     Compare("StoreFp8", bytes, want_bytes, 16, false);
-    V::StorePairs(bytes, V::RoundBf16(a), V::RoundBf16(b));
-    P::StorePairs(want_bytes, P::RoundBf16(p), P::RoundBf16(q));
-    Compare("StorePairs", bytes, want_bytes, 64, false);
     V::ZipBf16(bytes, reinterpret_cast<uint16_t*>(x), reinterpret_cast<uint16_t*>(y));
     P::ZipBf16(want_bytes, reinterpret_cast<uint16_t*>(x), reinterpret_cast<uint16_t*>(y));
     Compare("ZipBf16", bytes, want_bytes, 64);
-    V low, high;
-    P want_low, want_high;
-    V::LoadNibbles(reinterpret_cast<uint8_t*>(x), &low, &high);
-    P::LoadNibbles(reinterpret_cast<uint8_t*>(x), &want_low, &want_high);
-    Same("LoadNibbles", V::Fma(high, V::Broadcast(16.0f), low),
-         P::Fma(want_high, P::Broadcast(16.0f), want_low));
     int32_t ints[16];
     for (int& value : ints) value = static_cast<int32_t>(Next()) >> (Next() % 20);
     Same("FromInt32", V::FromInt32(ints), P::FromInt32(ints));
@@ -164,23 +151,6 @@ class SimdChecks {
     V::StoreFp8(got, V::Load(x));
     P::StoreFp8(want, P::Load(x));
     Compare("StoreFp8(bf16)", got, want, 16, false);
-  }
-
-  // Every mantissa, with one exponent or another and either sign.
-  void Bf16ByProduct(uint32_t mantissa) {
-    float x[16];
-    const uint32_t exponent = 1 + (mantissa >> 4) * 7 % 235, sign = mantissa >> 4 & 1;
-    for (int i = 0; i < 16; ++i)
-      x[i] = base::FloatFromBits(sign << 31 | exponent << 23 | (mantissa + i));
-    Same("RoundBf16ByProduct", ops::cpu::RoundBf16ByProduct(V::Load(x)), P::RoundBf16(P::Load(x)));
-    if (mantissa % (1 << 16) != 0) return;
-    // And those around the ties of each exponent.
-    for (uint32_t e = 1; e < 127 + 110; ++e) {
-      for (int i = 0; i < 16; ++i)
-        x[i] = base::FloatFromBits(e << 23 | (mantissa + 0x8000u - 8 + i));
-      Same("RoundBf16ByProduct", ops::cpu::RoundBf16ByProduct(V::Load(x)),
-           P::RoundBf16(P::Load(x)));
-    }
   }
 
   void Lanes(int n) {
@@ -231,6 +201,23 @@ class SimdChecks {
     for (int t = 0; t < 2; ++t)
       Same("DotLine", V::FinishSums(sums[t], line_sums),
            P::FinishSums(want_sums[t], want_line_sums));
+  }
+
+  // The same of 4-bit codes.
+  void Q4Dot(int round) {
+    constexpr int kTokens = 3, kStride = 48;
+    uint8_t tile[256];
+    int8_t codes[kTokens * kStride];
+    for (uint8_t& value : tile) value = round % 2 == 0 ? 255 : static_cast<uint8_t>(Next());
+    for (int8_t& value : codes)
+      value = static_cast<int8_t>(round % 3 == 0   ? 127
+                                  : round % 3 == 1 ? -127
+                                                   : static_cast<int>(Next() % 255) - 127);
+    V sums[kTokens];
+    P want[kTokens];
+    V::template DotQ4<kTokens>(tile, codes, kStride, sums);
+    P::DotQ4<kTokens>(tile, codes, kStride, want);
+    for (int t = 0; t < kTokens; ++t) Same("DotQ4", sums[t], want[t]);
   }
 
   char* report_;

@@ -1,8 +1,9 @@
 #pragma once
 
 // GEMM and attention dots over AMX tiles (or their model in software): 32 tokens x 32 outputs at a
-// time in four accumulator tiles. One token, f32 weights and an f32 cache go to the vector kernels;
-// all give the same bits.
+// time in four accumulator tiles. One token, f32 and 4-bit weights and an f32 cache go to the
+// vector kernels; all give the same bits. (kQ4 scales the sum of every 32 k in f32, and a tile that
+// sums 64 k would have to be stored, scaled and zeroed for half of it at a time.)
 
 #include <cstddef>
 #include <cstdint>
@@ -84,10 +85,6 @@ struct AmxGemm {
     tiles.Configure();
     for (int panel = begin; panel < end; ++panel) {
       const uint8_t* data = args.w.data + static_cast<size_t>(panel) * args.w.panel_bytes;
-      if (args.w.dtype == Dtype::kQ4) {
-        ExpandQ4<V>(args.w, data, scratch.panel);
-        data = scratch.panel;
-      }
       for (int t = 0; t < args.num_tokens; t += 32) {
         const bool two = args.num_tokens - t > 16;
         if (is_int8) {

@@ -10,6 +10,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/ops/cpu/attention_tasks.h"
 #include "engine/ops/cpu/cpu_tensors.h"
+#include "engine/ops/cpu/input_kernels.h"
 #include "engine/ops/cpu/isa.h"
 #include "engine/ops/cpu/thread_pool.h"
 #include "engine/ops/flush_denormals.h"
@@ -25,13 +26,9 @@ const CpuActivation& Const(const Activation& activation) {
 }
 const CpuMatrix& Packed(const Matrix& matrix) { return static_cast<const CpuMatrix&>(matrix); }
 
-bool IsInt8(const Input& input) {
-  return input.format == InputFormat::kRowsInt8 || input.format == InputFormat::kTilesInt8;
-}
-
 // What one thread computes in.
 struct ThreadScratch {
-  base::Buffer panel, rows, attention;
+  base::Buffer rows, attention;
 };
 
 class CpuBackend : public Backend {
@@ -273,21 +270,17 @@ class CpuBackend : public Backend {
 
   Scratch ScratchOf(int thread) {
     ThreadScratch& scratch = scratch_[thread];
-    return {.panel = scratch.panel.data(),
-            .rows = reinterpret_cast<float*>(scratch.rows.data()),
+    return {.rows = reinterpret_cast<float*>(scratch.rows.data()),
             .attention = scratch.attention.data()};
   }
 
-  // Room for a panel and for expanded rows of `cols`; grows at load only.
+  // Room for an expanded row of `cols`; grows at load only.
   absl::Status ReserveScratch(int cols) {
-    const size_t panel_bytes = (static_cast<size_t>(cols) + 63) / 64 * 64 * 2 * kPanelRows;
+    if (!kernels_.tiles) return absl::OkStatus();
+    const size_t bytes = (static_cast<size_t>(cols) + 63) / 64 * 64 * sizeof(float);
     for (ThreadScratch& scratch : scratch_) {
-      if (dtype_ == WeightDtype::kQ4 && scratch.panel.size() < panel_bytes) {
-        BATON_ASSIGN_OR_RETURN(scratch.panel, base::Buffer::Allocate(panel_bytes));
-      }
-      if (kernels_.tiles && scratch.rows.size() < panel_bytes) {
-        BATON_ASSIGN_OR_RETURN(scratch.rows, base::Buffer::Allocate(panel_bytes));
-      }
+      if (scratch.rows.size() >= bytes) continue;
+      BATON_ASSIGN_OR_RETURN(scratch.rows, base::Buffer::Allocate(bytes));
     }
     return absl::OkStatus();
   }
@@ -369,11 +362,12 @@ class CpuBackend : public Backend {
     return absl::OkStatus();
   }
 
-  // Rows that are this rank's shares of wider ones get the scales of those.
+  // Rows that are this rank's shares of wider ones get the scales of those; groups of 32 have their
+  // own.
   absl::Status QuantizeShare(const Input& input, int num_tokens) {
-    if (!IsInt8(input)) return absl::OkStatus();
+    if (!HasCodes(input)) return absl::OkStatus();
     const uint32_t* largest = nullptr;
-    if (group_ != nullptr) {
+    if (group_ != nullptr && input.format != InputFormat::kRowsGroups) {
       pool_.ParallelFor(num_tokens, TokenGrain(num_tokens), [&](int begin, int end, int) {
         kernels_.largest(input, begin, end, largest_.data());
       });

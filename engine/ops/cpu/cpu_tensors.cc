@@ -1,6 +1,5 @@
 #include "engine/ops/cpu/cpu_tensors.h"
 
-#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -24,6 +23,7 @@ InputFormat FormatOf(ActivationKind kind, WeightDtype dtype, bool tiles) {
   if (kind != ActivationKind::kLinearInput || dtype == WeightDtype::kF32)
     return InputFormat::kRowsF32;
   if (dtype == WeightDtype::kInt8) return tiles ? InputFormat::kTilesInt8 : InputFormat::kRowsInt8;
+  if (dtype == WeightDtype::kQ4) return InputFormat::kRowsGroups;
   return tiles ? InputFormat::kTilesBf16 : InputFormat::kRowsBf16;
 }
 
@@ -56,7 +56,6 @@ absl::StatusOr<std::unique_ptr<CpuMatrix>> CpuMatrix::Pack(const MatrixSource& s
   pool->ParallelFor(matrix->num_panels_, 1, [&](int begin, int end, int) {
     for (int panel = begin; panel < end; ++panel) matrix->PackPanel(source, panel);
   });
-  w.q4_wide = matrix->q4_wide_.load();
   return matrix;
 }
 
@@ -139,14 +138,13 @@ void CpuMatrix::PackRowQ4(const MatrixSource& source,
   }
   for (int group = first; group < end; ++group) {
     uint8_t* tile = TileOf(place, group - first);
-    const float scale = PlainNan(scales[group]), minimum = PlainNan(minimums[group]);
-    if (!(16 * std::fabs(scale) + std::fabs(minimum) < 0x1p110f)) q4_wide_.store(true);
-    for (int pair = 0; pair < 16; ++pair) {
-      const uint8_t* two = codes.data() + group * kQ4Group + 2 * pair;
-      tile[16 * pair + place.lane] = static_cast<uint8_t>((two[0] & 15) | (two[1] & 15) << 4);
+    const uint8_t* in_group = codes.data() + static_cast<size_t>(group) * kQ4Group;
+    for (int k = 0; k < 16; ++k) {
+      tile[64 * (k / 4) + 4 * place.lane + k % 4] =
+          static_cast<uint8_t>((in_group[k] & 15) | (in_group[16 + k] & 15) << 4);
     }
-    std::memcpy(tile + 256 + 4 * place.lane, &scale, 4);
-    std::memcpy(tile + 320 + 4 * place.lane, &minimum, 4);
+    std::memcpy(tile + kQ4CodeBytes + 4 * place.lane, &scales[group], 4);
+    std::memcpy(tile + kQ4CodeBytes + 64 + 4 * place.lane, &minimums[group], 4);
   }
 }
 
@@ -166,11 +164,11 @@ void CpuMatrix::ReadRow(int row, float* out) const {
                row_scales_[place.panel * kPanelRows + place.tile * kTileRows + lane];
     } else {
       const uint8_t* tile = TileOf(place, k / 32);
-      const uint8_t two = tile[16 * (k % 32 / 2) + lane];
+      const uint8_t two = tile[64 * (k % 16 / 4) + 4 * lane + k % 4];
       float scale, minimum;
-      std::memcpy(&scale, tile + 256 + 4 * lane, 4);
-      std::memcpy(&minimum, tile + 320 + 4 * lane, 4);
-      out[k] = base::FloatFromBf16(Q4Value(k % 2 == 0 ? two & 15 : two >> 4, scale, minimum));
+      std::memcpy(&scale, tile + kQ4CodeBytes + 4 * lane, 4);
+      std::memcpy(&minimum, tile + kQ4CodeBytes + 64 + 4 * lane, 4);
+      out[k] = Q4Value(k % 32 < 16 ? two & 15 : two >> 4, scale, minimum);
     }
   }
 }
@@ -195,12 +193,15 @@ absl::StatusOr<std::unique_ptr<CpuActivation>> CpuActivation::Create(
         input.format == InputFormat::kTilesInt8 ? RoundUp(width, 64) / 64 : RoundUp(width, 32) / 32;
     BATON_ASSIGN_OR_RETURN(activation->codes_,
                            base::Buffer::Allocate(tokens / 32 * input.num_steps * 2 * kTileBytes));
-  } else if (input.format == InputFormat::kRowsInt8) {
-    input.code_stride = static_cast<size_t>(RoundUp(width, 64)) * kernels.code_bytes;
+  } else if (input.format == InputFormat::kRowsInt8 || input.format == InputFormat::kRowsGroups) {
+    const int code_bytes = input.format == InputFormat::kRowsInt8 ? kernels.code_bytes : 1;
+    input.code_stride = static_cast<size_t>(RoundUp(width, 64)) * code_bytes;
     BATON_ASSIGN_OR_RETURN(activation->codes_, base::Buffer::Allocate(tokens * input.code_stride));
   }
   input.codes = activation->codes_.data();
-  activation->scales_.resize(tokens);
+  input.scale_stride =
+      input.format == InputFormat::kRowsGroups ? RoundUp(width, kQ4Group) / kQ4Group * 2 : 1;
+  activation->scales_.resize(tokens * input.scale_stride);
   input.scales = activation->scales_.data();
   return activation;
 }
@@ -222,6 +223,9 @@ void CpuActivation::ReadRow(int t, const Kernels& kernels, float* out) const {
       const uint8_t* at =
           input_.codes + t * input_.code_stride + static_cast<size_t>(k) * code_bytes_;
       out[k] = static_cast<float>(kernels.code_value(at)) * input_.scales[t];
+    } else if (input_.format == InputFormat::kRowsGroups) {
+      const auto code = static_cast<int8_t>(input_.codes[t * input_.code_stride + k]);
+      out[k] = static_cast<float>(code) * input_.scales[t * input_.scale_stride + k / kQ4Group * 2];
     } else {
       out[k] = input_.rows[t * input_.stride + k];
     }

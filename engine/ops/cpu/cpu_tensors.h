@@ -2,7 +2,6 @@
 
 // Packed matrices and activations of the CPU backend. The layouts are described in kernel_args.h.
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -54,7 +53,6 @@ class CpuMatrix : public Matrix {
   bool interleaved_ = false;
   size_t tile_bytes_ = kTileBytes;
   Weights weights_{};
-  std::atomic<bool> q4_wide_{false};  // while packing
   base::Buffer data_;
   std::vector<float> row_scales_;
 };

@@ -9,6 +9,7 @@
 
 #include "engine/ops/cpu/input_kernels.h"
 #include "engine/ops/cpu/kernel_args.h"
+#include "engine/ops/cpu/q4_kernels.h"
 
 namespace baton::ops::cpu {
 
@@ -188,6 +189,9 @@ template <int kMost, typename F>
     } else if (kMost >= 6 && left >= 6) {
       f.template operator()<kMost >= 6 ? 6 : 1>(begin);
       begin += 6;
+    } else if (kMost == 4 && left >= 4) {
+      f.template operator()<kMost == 4 ? 4 : 1>(begin);
+      begin += 4;
     } else if (kMost >= 3 && left >= 3) {
       f.template operator()<kMost >= 3 ? 3 : 1>(begin);
       begin += 3;
@@ -253,79 +257,6 @@ template <typename V>
   }
 }
 
-// x rounded to bf16 (nearest even) by Veltkamp's splitting: three roundings where integers take
-// five steps. Exact for finite |x| < 2^110. (A tie has an even last digit in f32, so the product's
-// and the difference's ties go the same way as the result's.)
-template <typename V>
-[[gnu::always_inline]] inline V RoundBf16ByProduct(V x) {
-  const V product = V::Mul(x, V::Broadcast(65537.0f));
-  return V::Sub(product, V::Sub(product, x));
-}
-
-// The bf16 weights of one line of a kQ4 tile: bf16(fma(scale, code, minimum)), even k and odd k.
-template <typename V, bool kWide>
-[[gnu::always_inline]] inline void Q4Line(
-    const uint8_t* line, V scale, V minimum, V* even, V* odd) {
-  V::LoadNibbles(line, even, odd);
-  *even = V::Fma(scale, *even, minimum);
-  *odd = V::Fma(scale, *odd, minimum);
-  if constexpr (kWide) {
-    *even = V::RoundBf16NotNan(*even);
-    *odd = V::RoundBf16NotNan(*odd);
-  } else {
-    *even = RoundBf16ByProduct(*even);
-    *odd = RoundBf16ByProduct(*odd);
-  }
-}
-
-// Writes one panel of kQ4 as bf16 lines.
-template <typename V, bool kWide>
-inline void ExpandQ4Panel(int num_tiles, const uint8_t* panel, uint8_t* out) {
-  for (int i = 0; i < num_tiles; ++i, panel += kQ4TileBytes, out += kTileBytes) {
-    const V scale = V::Load(reinterpret_cast<const float*>(panel + 256));
-    const V minimum = V::Load(reinterpret_cast<const float*>(panel + 320));
-    for (int pair = 0; pair < 16; ++pair) {
-      V even, odd;
-      Q4Line<V, kWide>(panel + 16 * pair, scale, minimum, &even, &odd);
-      V::StorePairs(out + 64 * pair, even, odd);
-    }
-  }
-}
-
-template <typename V>
-inline void ExpandQ4(const Weights& w, const uint8_t* panel, uint8_t* out) {
-  w.q4_wide ? ExpandQ4Panel<V, true>(2 * w.num_steps, panel, out)
-            : ExpandQ4Panel<V, false>(2 * w.num_steps, panel, out);
-}
-
-// The bf16 dots of one row with one kQ4 panel, expanded in registers.
-template <typename V, bool kWide>
-[[gnu::always_inline]] inline void PanelSumsQ4(const float* a,
-                                               const uint8_t* panel,
-                                               int num_steps,
-                                               V (*out)[1]) {
-  V acc[2] = {V::Zero(), V::Zero()};
-  for (int step = 0; step < num_steps; ++step, a += 32) {
-#pragma GCC unroll 1
-    for (int tile = 0; tile < 2; ++tile, panel += kQ4TileBytes) {
-      const V scale = V::Load(reinterpret_cast<const float*>(panel + 256));
-      const V minimum = V::Load(reinterpret_cast<const float*>(panel + 320));
-      V even = V::Zero(), odd = V::Zero();
-#pragma GCC unroll 4
-      for (int pair = 0; pair < 16; ++pair) {
-        if (pair % 4 == 0) __builtin_prefetch(panel + 16 * pair + V::kPrefetchBytes);
-        V low, high;
-        Q4Line<V, kWide>(panel + 16 * pair, scale, minimum, &low, &high);
-        even = V::Fma(V::Broadcast(a[2 * pair]), low, even);
-        odd = V::Fma(V::Broadcast(a[2 * pair + 1]), high, odd);
-      }
-      acc[tile] = V::Add(acc[tile], V::Add(even, odd));
-    }
-  }
-  out[0][0] = acc[0];
-  out[1][0] = acc[1];
-}
-
 template <typename V>
 struct Gemm {
   // Panels [begin, end) for all tokens. Each panel's weights are read from memory once.
@@ -340,12 +271,7 @@ struct Gemm {
           Tokens<Dtype::kInt8>(args, data, panel);
           break;
         case Dtype::kQ4:
-          if (args.num_tokens == 1) {
-            Block<Dtype::kQ4, 1>(args, data, panel, 0);
-          } else {
-            ExpandQ4<V>(args.w, data, scratch.panel);
-            Tokens<Dtype::kBf16>(args, scratch.panel, panel);
-          }
+          Tokens<Dtype::kQ4>(args, data, panel);
           break;
         case Dtype::kBf16:
           Tokens<Dtype::kBf16>(args, data, panel);
@@ -358,6 +284,7 @@ struct Gemm {
   template <Dtype kDtype>
   static void Tokens(const GemmArgs& args, const uint8_t* data, int panel) {
     constexpr int kMost = kDtype == Dtype::kInt8  ? V::kInt8Tokens
+                          : kDtype == Dtype::kQ4  ? V::kQ4Tokens
                           : kDtype == Dtype::kF32 ? V::kF32Tokens
                                                   : V::kGemmTokens;
     ForGroups<kMost>(0, args.num_tokens,
@@ -392,10 +319,8 @@ struct Gemm {
     if constexpr (kDtype == Dtype::kInt8) {
       SumsInt8<kTokens>(args, b, panel, t, from, to, out);
     } else if constexpr (kDtype == Dtype::kQ4) {
-      const float* a = args.x.rows + static_cast<size_t>(t) * args.x.stride + from * 32;
-      const uint8_t* panel_data = data + static_cast<size_t>(from) * 2 * kQ4TileBytes;
-      args.w.q4_wide ? PanelSumsQ4<V, true>(a, panel_data, to - from, out)
-                     : PanelSumsQ4<V, false>(a, panel_data, to - from, out);
+      PanelSumsQ4<V, kTokens>(GroupsOf(args.x, t, from),
+                              data + static_cast<size_t>(from) * 2 * kQ4TileBytes, to - from, out);
     } else {
       constexpr bool kF32 = kDtype == Dtype::kF32;
       constexpr int kStep = kF32 ? 16 : 32;

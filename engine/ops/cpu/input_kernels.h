@@ -60,8 +60,8 @@ template <typename V>
   return input.codes + step * 2048 + (t % 32) * 64 + static_cast<size_t>(k % step_values) * element;
 }
 
-// Values [k, k + n) of token t, n <= 16. For the int8 formats QuantizeInput must follow when the
-// token is complete.
+// Values [k, k + n) of token t, n <= 16. For the formats with codes QuantizeInput must follow when
+// the token is complete.
 template <typename V>
 [[gnu::always_inline]] inline void StoreInput(const Input& out, int t, int k, V x, int n) {
   if (out.format == InputFormat::kTilesBf16) {
@@ -100,10 +100,40 @@ void LargestOfInput(const Input& input, int begin, int end, uint32_t* out) {
   }
 }
 
+// Whether the f32 of a complete row have to be quantised.
+[[gnu::always_inline]] inline bool HasCodes(const Input& input) {
+  return input.format == InputFormat::kRowsInt8 || input.format == InputFormat::kTilesInt8 ||
+         input.format == InputFormat::kRowsGroups;
+}
+
+// The same of one row of kRowsGroups.
+template <typename V>
+[[gnu::always_inline]] inline void QuantizeGroups(const Input& input, int t) {
+  const float* x = input.rows + static_cast<size_t>(t) * input.stride;
+  auto* codes = reinterpret_cast<int8_t*>(input.codes) + static_cast<size_t>(t) * input.code_stride;
+  float* scales = input.scales + static_cast<size_t>(t) * input.scale_stride;
+  for (int k = 0; k < input.width; k += kQ4Group, codes += kQ4Group, scales += 2) {
+    const int left = input.width - k < kQ4Group ? input.width - k : kQ4Group;
+    const DynamicScale scale = ScaleFor(LargestMagnitude<V>(x + k, left), kInt8Max);
+    int32_t sum = 0;
+    for (int half = 0; half < kQ4Group; half += 16) {
+      const V value = LoadPartial<V>(x + k + half, left - half);
+      V::StoreInt8(codes + half, scale.inverse == 0.0f ? V::Zero() : value, scale.inverse);
+    }
+    for (int i = 0; i < kQ4Group; ++i) sum += codes[i];
+    scales[0] = scale.scale;
+    scales[1] = scale.scale * static_cast<float>(sum);
+  }
+}
+
 // Rows of f32 -> codes and scales, for tokens [begin, end).
 template <typename V>
 void QuantizeInput(const Input& input, const uint32_t* largest, int begin, int end) {
   for (int t = begin; t < end; ++t) {
+    if (input.format == InputFormat::kRowsGroups) {
+      QuantizeGroups<V>(input, t);
+      continue;
+    }
     const float* x = input.rows + static_cast<size_t>(t) * input.stride;
     const uint32_t magnitude =
         largest != nullptr ? largest[t] : LargestMagnitude<V>(x, input.width);

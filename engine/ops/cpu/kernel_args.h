@@ -11,11 +11,13 @@ namespace baton::ops::cpu {
 
 // The packed layout of matrices, one for GEMM and GEMV: panels of 32 outputs; a panel is
 // [step][tile of 16 outputs][16 lines of 64 bytes]; a line holds, for 16 outputs, 1 f32, 2 bf16
-// (even k in the low half) or 4 int8 along k. kQ4: a tile is 16 lines of 16 bytes (byte o: output
-// o, even k in the low 4 bits), then 16 scales and 16 minimums in f32.
+// (even k in the low half) or 4 int8 along k. kQ4: a tile is 32 k of 16 outputs: 4 lines of codes,
+// byte 4 * o + i of line j with k = 4 * j + i of output o in its low 4 bits and k = 16 + 4 * j + i
+// in its high ones, then 16 scales and 16 minimums in f32.
 inline constexpr int kPanelRows = 32;
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileBytes = 1024;
+inline constexpr int kQ4CodeBytes = 256;
 inline constexpr int kQ4TileBytes = 384;
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kBlockTokens = 64;
@@ -30,15 +32,16 @@ struct Weights {
   int cut_step;  // where ProjectAdd's high half begins
   int cols;
   const float* row_scales;  // kInt8: [panels * 32]
-  bool q4_wide;             // kQ4: some value may reach 2^110, or is infinite or NaN
 };
 
 // How the input of linear layers lies in memory.
 enum class InputFormat : int {
-  kRowsF32,    // f32 rows
-  kRowsBf16,   // f32 rows of bf16 values
-  kRowsInt8,   // codes in the level's own element, rows of code_stride bytes; `rows` holds the f32
-               // before quantisation
+  kRowsF32,     // f32 rows
+  kRowsBf16,    // f32 rows of bf16 values
+  kRowsInt8,    // codes in the level's own element, rows of code_stride bytes; `rows` holds the f32
+                // before quantisation
+  kRowsGroups,  // int8, rows of code_stride bytes; `scales`: rows of scale_stride floats, by group
+                // of 32 its scale, and that times the sum of its codes; `rows` as above
   kTilesBf16,  // [T/32][step of 32 k][2 tiles][16 tokens][64 bytes], for AMX
   kTilesInt8,  // the same with steps of 64 k; `rows` as above
 };
@@ -51,7 +54,8 @@ struct Input {
   size_t code_stride;  // bytes, rows formats
   int num_steps;       // tiles formats
   int width;
-  float* scales;  // int8: [T]
+  float* scales;        // int8: [T]
+  size_t scale_stride;  // floats, kRowsGroups
 };
 
 enum class Epilogue : int {
@@ -61,8 +65,7 @@ enum class Epilogue : int {
 };
 
 struct Scratch {
-  uint8_t* panel;  // kQ4: one panel as bf16, 64 bytes per k
-  float* rows;     // AMX: one row as the vector kernels take it
+  float* rows;  // AMX: one row as the vector kernels take it
   uint8_t* attention;
 };
 

@@ -25,9 +25,7 @@ void RmsNormRows(const NormArgs& args, int begin, int end) {
       StoreInput(args.out, t, i, value, n);
     }
   }
-  if (args.out.format == InputFormat::kRowsInt8 || args.out.format == InputFormat::kTilesInt8) {
-    QuantizeInput<V>(args.out, nullptr, begin, end);
-  }
+  if (HasCodes(args.out)) QuantizeInput<V>(args.out, nullptr, begin, end);
 }
 
 template <typename V>

@@ -20,6 +20,7 @@ struct Avx2Vec {
   static constexpr int kGemmTokens = 6;  // 2 registers x 6 tokens = 12 of 16 registers
   static constexpr bool kChainsInTurn = true;
   static constexpr int kInt8Tokens = 2;
+  static constexpr int kQ4Tokens = 4;
   static constexpr int kPrefetchBytes = 1024;
   static constexpr int kF32Tokens = 6;  // one chain x 2 registers x 6 tokens
   using Mask = Avx2Vec;
@@ -85,9 +86,6 @@ struct Avx2Vec {
             _mm256_castsi256_ps(_mm256_and_si256(LoadInt(line + 32), mask))};
   }
   BATON_INLINE Avx2Vec RoundBf16(Avx2Vec a) { return {RoundBf16Half(a.lo), RoundBf16Half(a.hi)}; }
-  BATON_INLINE Avx2Vec RoundBf16NotNan(Avx2Vec a) {
-    return {RoundNotNanHalf(a.lo), RoundNotNanHalf(a.hi)};
-  }
   BATON_INLINE void StoreBf16(uint16_t* p, Avx2Vec a) {
     const __m256i lo = _mm256_srli_epi32(_mm256_castps_si256(RoundBf16Half(a.lo)), 16);
     const __m256i hi = _mm256_srli_epi32(_mm256_castps_si256(RoundBf16Half(a.hi)), 16);
@@ -125,10 +123,6 @@ struct Avx2Vec {
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
   }
-  BATON_INLINE void StorePairs(uint8_t* line, Avx2Vec even, Avx2Vec odd) {
-    StorePairsHalf(line, even.lo, odd.lo);
-    StorePairsHalf(line + 32, even.hi, odd.hi);
-  }
   BATON_INLINE void ZipBf16(uint8_t* line, const uint16_t* even, const uint16_t* odd) {
     Zip(line, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(even)),
         _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd)));
@@ -141,16 +135,6 @@ struct Avx2Vec {
     Bf16FromFp8(_mm256_permute4x64_epi64(codes, 0xd8), &low, &high);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(line), low);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(line + 32), high);
-  }
-  BATON_INLINE void LoadNibbles(const uint8_t* p, Avx2Vec* low, Avx2Vec* high) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    const __m256i a = _mm256_cvtepu8_epi32(bytes),
-                  b = _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8));
-    const __m256i mask = _mm256_set1_epi32(15);
-    *low = {_mm256_cvtepi32_ps(_mm256_and_si256(a, mask)),
-            _mm256_cvtepi32_ps(_mm256_and_si256(b, mask))};
-    *high = {_mm256_cvtepi32_ps(_mm256_srli_epi32(a, 4)),
-             _mm256_cvtepi32_ps(_mm256_srli_epi32(b, 4))};
   }
   BATON_INLINE Avx2Vec MaxMagnitude(Avx2Vec acc, Avx2Vec x) {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);
@@ -230,8 +214,42 @@ struct Avx2Vec {
     return {_mm256_cvtepi32_ps(_mm256_loadu_si256(q)),
             _mm256_cvtepi32_ps(_mm256_loadu_si256(q + 1))};
   }
+  // Sums of 16 bits hold a group: 16 products of at most 15 * 127 each.
+  template <int kTokens>
+  BATON_INLINE void DotQ4(const uint8_t* tile, const int8_t* x, size_t stride, Avx2Vec* sums) {
+    const __m256i four = _mm256_set1_epi8(15);
+    __m256i lo[kTokens], hi[kTokens];
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t) lo[t] = hi[t] = _mm256_setzero_si256();
+#pragma GCC unroll 1
+    for (int line = 0; line < 4; ++line, tile += 64, x += 4) {
+      __asm__("" : "+r"(tile), "+r"(x));  // a loop, whose sums stay in registers
+      const __m256i a = LoadInt(tile), b = LoadInt(tile + 32);
+      const __m256i a_low = _mm256_and_si256(a, four), b_low = _mm256_and_si256(b, four);
+      const __m256i a_high = _mm256_and_si256(_mm256_srli_epi16(a, 4), four);
+      const __m256i b_high = _mm256_and_si256(_mm256_srli_epi16(b, 4), four);
+#pragma GCC unroll 16
+      for (int t = 0; t < kTokens; ++t) {
+        const __m256i low = FourCodes(x + t * stride), high = FourCodes(x + t * stride + 16);
+        lo[t] = _mm256_add_epi16(lo[t], _mm256_maddubs_epi16(a_low, low));
+        hi[t] = _mm256_add_epi16(hi[t], _mm256_maddubs_epi16(b_low, low));
+        lo[t] = _mm256_add_epi16(lo[t], _mm256_maddubs_epi16(a_high, high));
+        hi[t] = _mm256_add_epi16(hi[t], _mm256_maddubs_epi16(b_high, high));
+      }
+    }
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t) {
+      sums[t] = {_mm256_cvtepi32_ps(_mm256_madd_epi16(lo[t], ones)),
+                 _mm256_cvtepi32_ps(_mm256_madd_epi16(hi[t], ones))};
+    }
+  }
 
  private:
+  BATON_INLINE __m256i FourCodes(const int8_t* p) {
+    return _mm256_set1_epi32(
+        *reinterpret_cast<const int32_t __attribute__((may_alias, aligned(1)))*>(p));
+  }
   BATON_INLINE __m256i LoadInt(const uint8_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
@@ -246,13 +264,6 @@ struct Avx2Vec {
     *low = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
     *high = _mm256_castsi256_ps(
         _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(n, half), bias), 23));
-  }
-  BATON_INLINE __m256 RoundNotNanHalf(__m256 a) {
-    const __m256i bits = _mm256_castps_si256(a);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-    return _mm256_castsi256_ps(_mm256_and_si256(up, mask));
   }
   BATON_INLINE __m256 RoundBf16Half(__m256 a) {
     const __m256i bits = _mm256_castps_si256(a);
@@ -335,11 +346,6 @@ struct Avx2Vec {
                         _mm256_permute2x128_si256(low, high, 0x20));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(line + 32),
                         _mm256_permute2x128_si256(low, high, 0x31));
-  }
-  BATON_INLINE void StorePairsHalf(uint8_t* line, __m256 even, __m256 odd) {
-    const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(even), 16);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(line),
-                        _mm256_blend_epi16(low, _mm256_castps_si256(odd), 0xaa));
   }
   BATON_INLINE __m256i ToCode(__m256 x, float inverse) {
     const __m256 magic = _mm256_fmadd_ps(x, _mm256_set1_ps(inverse), _mm256_set1_ps(kRoundMagic));

@@ -21,6 +21,7 @@ struct Avx512Vec {
   static constexpr int kGemmTokens = 12;  // 2 chains x 12 tokens = 24 of 32 registers
   static constexpr bool kChainsInTurn = false;
   static constexpr int kInt8Tokens = 12;
+  static constexpr int kQ4Tokens = 12;
   static constexpr int kPrefetchBytes = 2048;
   static constexpr int kF32Tokens = 12;
   struct Mask {
@@ -76,13 +77,6 @@ struct Avx512Vec {
         _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), rounded, quiet);
     return FromBits(_mm512_and_si512(picked, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
   }
-  BATON_INLINE Avx512Vec RoundBf16NotNan(Avx512Vec a) {
-    const __m512i bits = Bits(a);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-    return FromBits(_mm512_and_si512(up, mask));
-  }
   BATON_INLINE void StoreBf16(uint16_t* p, Avx512Vec a) {
     const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(Bits(RoundBf16(a)), 16));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
@@ -132,10 +126,6 @@ struct Avx512Vec {
     return Fp8ToBf16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
   }
   BATON_INLINE float ReduceMax(Avx512Vec a) { return _mm512_reduce_max_ps(a.v); }
-  BATON_INLINE void StorePairs(uint8_t* line, Avx512Vec even, Avx512Vec odd) {
-    const __m512i low = _mm512_srli_epi32(Bits(even), 16);
-    _mm512_storeu_si512(line, _mm512_mask_blend_epi16(0xaaaaaaaau, low, Bits(odd)));
-  }
   BATON_INLINE void ZipBf16(uint8_t* line, const uint16_t* even, const uint16_t* odd) {
     Zip(line, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(even)),
         _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd)));
@@ -147,12 +137,6 @@ struct Avx512Vec {
     const __m512i words =
         _mm512_castps_si512(Fp8ToBf16(_mm512_cvtepu8_epi16(_mm256_set_m128i(o, e))).v);
     Zip(line, _mm512_castsi512_si256(words), _mm512_extracti64x4_epi64(words, 1));
-  }
-  BATON_INLINE void LoadNibbles(const uint8_t* p, Avx512Vec* low, Avx512Vec* high) {
-    const __m512i codes =
-        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    low->v = _mm512_cvtepi32_ps(_mm512_and_si512(codes, _mm512_set1_epi32(15)));
-    high->v = _mm512_cvtepi32_ps(_mm512_srli_epi32(codes, 4));
   }
   BATON_INLINE Avx512Vec MaxMagnitude(Avx512Vec acc, Avx512Vec x) {
     return FromBits(
@@ -219,8 +203,33 @@ struct Avx512Vec {
   BATON_INLINE Avx512Vec FromInt32(const int32_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))};
   }
+  template <int kTokens>
+  BATON_INLINE void DotQ4(const uint8_t* tile, const int8_t* x, size_t stride, Avx512Vec* sums) {
+    const __m512i four = _mm512_set1_epi8(15);
+    __m512i acc[kTokens];
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t) acc[t] = _mm512_setzero_si512();
+#pragma GCC unroll 1
+    for (int line = 0; line < 4; ++line, tile += 64, x += 4) {
+      __asm__("" : "+r"(tile), "+r"(x));  // a loop, whose sums stay in registers
+      const __m512i codes = _mm512_loadu_si512(tile);
+      const __m512i low = _mm512_and_si512(codes, four);
+      const __m512i high = _mm512_and_si512(_mm512_srli_epi32(codes, 4), four);
+#pragma GCC unroll 16
+      for (int t = 0; t < kTokens; ++t) {
+        acc[t] = _mm512_dpbusd_epi32(acc[t], low, FourCodes(x + t * stride));
+        acc[t] = _mm512_dpbusd_epi32(acc[t], high, FourCodes(x + t * stride + 16));
+      }
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t) sums[t] = {_mm512_cvtepi32_ps(acc[t])};
+  }
 
  private:
+  BATON_INLINE __m512i FourCodes(const int8_t* p) {
+    return _mm512_set1_epi32(
+        *reinterpret_cast<const int32_t __attribute__((may_alias, aligned(1)))*>(p));
+  }
   BATON_INLINE __m512i Bits(Avx512Vec a) { return _mm512_castps_si512(a.v); }
   BATON_INLINE Avx512Vec FromBits(__m512i bits) { return {_mm512_castsi512_ps(bits)}; }
   // Interleaves 16 words with 16 words.

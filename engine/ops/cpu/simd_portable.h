@@ -22,6 +22,7 @@ struct PortableVec {
   static constexpr int kGemmTokens = 6;
   static constexpr bool kChainsInTurn = true;  // in GEMM, of one parity of k, then of the other
   static constexpr int kInt8Tokens = 2;
+  static constexpr int kQ4Tokens = 2;
   // How far ahead weights are fetched that come from memory (one token).
   static constexpr int kPrefetchBytes = 2048;
   static constexpr int kF32Tokens = 6;
@@ -97,8 +98,6 @@ struct PortableVec {
   BATON_INLINE PortableVec RoundBf16(const PortableVec& a) {
     return Make([&](int i) { return base::RoundToBf16(a.v[i]); });
   }
-  // The same for values that are no NaN, or the plain one (payload 0).
-  BATON_INLINE PortableVec RoundBf16NotNan(const PortableVec& a) { return RoundBf16(a); }
   BATON_INLINE void StoreBf16(uint16_t* p, const PortableVec& a) {
     for (int i = 0; i < 16; ++i) p[i] = base::Bf16FromFloat(a.v[i]);
   }
@@ -138,11 +137,6 @@ struct PortableVec {
   }
   BATON_INLINE void ZipFp8(uint8_t* line, const uint8_t* even, const uint8_t* odd) {
     StorePairs(line, LoadFp8(even), LoadFp8(odd));
-  }
-  // 16 bytes of two 4-bit codes: the low and the high ones as f32.
-  BATON_INLINE void LoadNibbles(const uint8_t* p, PortableVec* low, PortableVec* high) {
-    *low = Make([&](int i) { return static_cast<float>(p[i] & 15); });
-    *high = Make([&](int i) { return static_cast<float>(p[i] >> 4); });
   }
 
   // The larger magnitude, compared as integers (NaN is the largest). `acc` holds magnitudes.
@@ -198,6 +192,18 @@ struct PortableVec {
   }
   BATON_INLINE PortableVec FromInt32(const int32_t* p) {
     return Make([&](int i) { return static_cast<float>(p[i]); });
+  }
+  // The codes of a kQ4 tile by the 32 codes (within +-127) of each token, as f32.
+  template <int kTokens>
+  BATON_INLINE void DotQ4(const uint8_t* tile, const int8_t* x, size_t stride, PortableVec* sums) {
+    for (int t = 0; t < kTokens; ++t) {
+      int32_t sum[16] = {};
+      for (int i = 0; i < 256; ++i) {
+        const int8_t* at = x + t * stride + i / 64 * 4 + i % 4;
+        sum[i % 64 / 4] += int32_t{at[0]} * (tile[i] & 15) + int32_t{at[16]} * (tile[i] >> 4);
+      }
+      sums[t] = FromInt32(sum);
+    }
   }
 
  private:

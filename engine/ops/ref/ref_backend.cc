@@ -69,6 +69,10 @@ class RefBackend : public Backend {
     if (activation->dtype == WeightDtype::kInt8) {
       activation->codes.resize(size);
       activation->scales.resize(max_tokens);
+    } else if (activation->dtype == WeightDtype::kQ4) {
+      activation->codes.resize(size);
+      activation->scales.resize(static_cast<size_t>(max_tokens) * activation->num_groups());
+      activation->sums.resize(activation->scales.size());
     }
     return std::unique_ptr<Activation>(std::move(activation));
   }
@@ -231,12 +235,11 @@ class RefBackend : public Backend {
     const RefActivation& x = Const(activation);
     BATON_RETURN_IF_ERROR(CheckAtMost("read", "T", num_tokens, x.max_tokens));
     BATON_RETURN_IF_ERROR(CheckEqual("read", "width", width, x.width));
-    std::vector<float> out(x.values.begin(),
-                           x.values.begin() + static_cast<size_t>(num_tokens) * width);
-    if (x.dtype == WeightDtype::kInt8) {
-      const ScopedFlushDenormals flush;
-      for (size_t i = 0; i < out.size(); ++i)
-        out[i] = static_cast<float>(x.codes[i]) * x.scales[i / width];
+    std::vector<float> out;
+    out.reserve(static_cast<size_t>(num_tokens) * width);
+    const ScopedFlushDenormals flush;
+    for (int t = 0; t < num_tokens; ++t) {
+      for (int i = 0; i < width; ++i) out.push_back(x.At(t, i));
     }
     return out;
   }
@@ -319,9 +322,12 @@ class RefBackend : public Backend {
       source.read_row(r, row->data());
       QuantizeRowQ4(row->data(), cols, codes.data(), scales.data(), minimums.data());
     }
-    for (int k = source.first_col; k < source.first_col + source.cols; ++k) {
-      matrix->bf16.push_back(Q4Value(codes[k], scales[k / kQ4Group], minimums[k / kQ4Group]));
-    }
+    const int first = source.first_col / kQ4Group, end = first + source.cols / kQ4Group;
+    for (int k = first * kQ4Group; k < end * kQ4Group; ++k)
+      matrix->codes.push_back(static_cast<int8_t>(codes[k] & 15));
+    matrix->scales.insert(matrix->scales.end(), scales.begin() + first, scales.begin() + end);
+    matrix->minimums.insert(matrix->minimums.end(), minimums.begin() + first,
+                            minimums.begin() + end);
   }
 
   const WeightDtype dtype_;

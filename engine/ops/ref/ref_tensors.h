@@ -16,19 +16,20 @@ class RefMatrix : public Matrix {
   int cols() const override { return num_cols; }
   size_t bytes() const override {
     return f32.size() * sizeof(float) + bf16.size() * sizeof(uint16_t) + codes.size() +
-           scales.size() * sizeof(float);
+           (scales.size() + minimums.size()) * sizeof(float);
   }
 
-  // The weight as the dot sees it; for int8 code * scale.
+  // The weight that the dot stands for: of int8 code * scale, of q4 fma(scale, code, minimum).
   float At(int row, int col) const;
 
   int num_rows = 0;
   int num_cols = 0;
   WeightDtype dtype = WeightDtype::kF32;
-  std::vector<float> f32;      // kF32
-  std::vector<uint16_t> bf16;  // kBf16, kQ4
-  std::vector<int8_t> codes;   // kInt8
-  std::vector<float> scales;   // kInt8: [rows]
+  std::vector<float> f32;       // kF32
+  std::vector<uint16_t> bf16;   // kBf16
+  std::vector<int8_t> codes;    // kInt8, kQ4
+  std::vector<float> scales;    // kInt8: [rows]; kQ4: [rows, cols / 32]
+  std::vector<float> minimums;  // kQ4: [rows, cols / 32]
 };
 
 class RefActivation : public Activation {
@@ -36,6 +37,10 @@ class RefActivation : public Activation {
   float* row(int t) { return values.data() + static_cast<size_t>(t) * width; }
   const float* row(int t) const { return values.data() + static_cast<size_t>(t) * width; }
   const int8_t* codes_row(int t) const { return codes.data() + static_cast<size_t>(t) * width; }
+  // kQ4.
+  int num_groups() const { return (width + 31) / 32; }
+  // Value `i` of row `t` as the linear layers see it.
+  float At(int t, int i) const;
 
   // Turns row `t` of `values` into what the linear layers read. int8: with the scale of a row whose
   // largest magnitude (bits) is `largest`, else with its own.
@@ -47,16 +52,19 @@ class RefActivation : public Activation {
   WeightDtype dtype = WeightDtype::kF32;
   int max_tokens = 0;
   int width = 0;
-  std::vector<float>
-      values;  // kLinearInput of kBf16 and kQ4: rounded to bf16; of kInt8: before quantisation
-  std::vector<int8_t> codes;  // kLinearInput of kInt8
-  std::vector<float> scales;  // same: [max_tokens]
+  // kLinearInput of kBf16: rounded to bf16; of kInt8 and kQ4: before quantisation.
+  std::vector<float> values;
+  std::vector<int8_t> codes;  // kLinearInput of kInt8 and kQ4
+  std::vector<float> scales;  // kInt8: [max_tokens]; kQ4: [max_tokens, num_groups()]
+  std::vector<float> sums;    // kQ4: scale * sum of the group's codes
 };
 
 // The canonical f32 dot: one chain.
 float DotF32(const float* a, const float* b, int n);
 // The canonical bf16 dot. `a` holds bf16 values; `stride`: elements between consecutive k of b.
 float DotBf16(const float* a, const uint16_t* b, int n, int stride = 1);
+// The canonical q4 dot over whole groups [from, to).
+float DotQ4(const RefActivation& x, int t, const RefMatrix& w, int row, int from, int to);
 // Elements [from, to) of x[t] . w[row], scaled.
 float Dot(const RefActivation& x, int t, const RefMatrix& w, int row, int from, int to);
 

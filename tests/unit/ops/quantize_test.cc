@@ -44,6 +44,36 @@ TEST(QuantizeInt8, InfinityAndNanMakeTheRowNan) {
   }
 }
 
+TEST(QuantizeGroupsInt8, GroupsAreRowsOfTheirOwnAndTheLastMayBeShort) {
+  std::vector<float> row(32 + 32 + 6);
+  for (size_t i = 0; i < row.size(); ++i) row[i] = std::sin(0.7f * i) * (i < 32 ? 1.0f : 1e3f);
+  std::fill_n(row.begin() + 32, 32, 0.0f);
+  std::vector<int8_t> codes(row.size(), 99), want(row.size());
+  std::vector<float> scales(3), sums(3);
+  QuantizeGroupsInt8(row.data(), static_cast<int>(row.size()), codes.data(), scales.data(),
+                     sums.data());
+  for (int group = 0; group < 3; ++group) {
+    const int count = group < 2 ? 32 : 6;
+    EXPECT_EQ(scales[group],
+              QuantizeRowInt8(row.data() + 32 * group, count, want.data() + 32 * group));
+    int sum = 0;
+    for (int i = 0; i < count; ++i) sum += want[32 * group + i];
+    EXPECT_EQ(sums[group], scales[group] * static_cast<float>(sum));
+  }
+  EXPECT_EQ(codes, want);
+  EXPECT_EQ(scales[1], 0.0f);
+}
+
+TEST(QuantizeGroupsInt8, InfinityAndNanStayInTheirGroup) {
+  std::vector<float> row(64, 1.0f);
+  row[3] = -INFINITY;
+  std::vector<int8_t> codes(64);
+  std::vector<float> scales(2), sums(2);
+  QuantizeGroupsInt8(row.data(), 64, codes.data(), scales.data(), sums.data());
+  EXPECT_TRUE(std::isnan(scales[0]) && std::isnan(sums[0]));
+  EXPECT_FLOAT_EQ(sums[1], 32.0f);
+}
+
 TEST(QuantizeFp8, ScaleIsTheLeastPowerOfTwoThatHoldsAll) {
   for (const float largest : {448.0f, 448.1f, 447.0f, 1.0f, 1.75f, 1.76f, 3e-5f, 1e30f, 0.024f}) {
     const float scale = Fp8BlockScale(MagnitudeBits(largest));
@@ -92,10 +122,8 @@ TEST(QuantizeQ4, ValuesAreWithinHalfAStepAndEndsAreKept) {
   QuantizeRowQ4(row.data(), 64, codes.data(), scales.data(), minimums.data());
   for (int i = 0; i < 64; ++i) {
     EXPECT_LE(codes[i], 15);
-    const float value = base::FloatFromBf16(Q4Value(codes[i], scales[i / 32], minimums[i / 32]));
-    // Half a step of the code and half a unit of bf16's last place.
-    EXPECT_LE(std::fabs(value - row[i]),
-              0.5001f * scales[i / 32] + std::fabs(row[i]) / 256.0f + 1e-6f);
+    const float value = Q4Value(codes[i], scales[i / 32], minimums[i / 32]);
+    EXPECT_LE(std::fabs(value - row[i]), 0.5001f * scales[i / 32] + 1e-6f);
   }
 }
 
@@ -104,7 +132,7 @@ TEST(QuantizeQ4, FlatGroupIsItsMinimum) {
   std::vector<uint8_t> codes(32, 9);
   float scale, minimum;
   QuantizeRowQ4(row.data(), 32, codes.data(), &scale, &minimum);
-  EXPECT_EQ(base::FloatFromBf16(Q4Value(codes[5], scale, minimum)), 0.75f);
+  EXPECT_EQ(Q4Value(codes[5], scale, minimum), 0.75f);
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ def work(directory, options):
     linear = layers * hidden * (dim * (2 * heads + 2 * kv_heads) + 3 * config["intermediate_size"])
     head = hidden * config["vocab_size"]
     flop = 2 * (linear * options.prompt + head) + 2 * layers * heads * dim * options.prompt ** 2
-    weight_bytes = {"f32": 4, "bf16": 2, "int8": 1, "q4": 0.75}.get(options.weights, 2)  # q4: f32 scale and minimum per 32
+    weight_bytes = {"f32": 4, "bf16": 2, "int8": 1, "q4": 0.625}.get(options.weights, 2)  # q4: f16 scale and minimum per 32
     context = options.prompt + options.gen / 2
     return flop, (linear + head) * weight_bytes + 2 * layers * kv_heads * dim * context
 

@@ -224,6 +224,25 @@ float F16ToF32(uint16_t bits) {
   return std::bit_cast<float>(sign | magnitude);
 }
 
+uint16_t F32ToF16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  const auto round = [](uint32_t x, uint32_t shift) {
+    return (x + (1u << (shift - 1)) - 1 + (x >> shift & 1u)) >> shift;
+  };
+  uint32_t half = 0;
+  if (magnitude > 0x7f800000u) {
+    half = 0x7e00u;
+  } else if (magnitude >= 0x47800000u) {  // 2^16
+    half = 0x7c00u;
+  } else if (magnitude >= 0x38800000u) {  // 2^-14
+    half = round(magnitude - (112u << 23), 13);
+  } else if (const uint32_t exponent = magnitude >> 23; exponent >= 102) {  // 2^-25
+    half = round((magnitude & 0x7fffffu) | 0x800000u, 126 - exponent);
+  }
+  return static_cast<uint16_t>(sign | half);
+}
+
 float Bf16ToF32(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
 }  // namespace baton::base

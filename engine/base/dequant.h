@@ -46,6 +46,8 @@ bool UnpackRowQ4(WeightFormat format,
                  float* minimums);
 
 float F16ToF32(uint16_t bits);
+// Nearest even; beyond the largest finite value infinity; NaN stays NaN.
+uint16_t F32ToF16(float value);
 float Bf16ToF32(uint16_t bits);
 
 }  // namespace baton::base

@@ -3,9 +3,19 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/base/dequant.h"
 #include "engine/base/fp8.h"
 
 namespace baton::ops {
+namespace {
+
+// The nearest f16 value; what is too large for one stays as it is.
+float RoundToF16(float value) {
+  const float rounded = base::F16ToF32(base::F32ToF16(value));
+  return MagnitudeBits(rounded) < 0x7f800000u ? rounded : value;
+}
+
+}  // namespace
 
 uint32_t LargestMagnitudeBits(const float* values, int n) {
   uint32_t largest = 0;
@@ -39,12 +49,18 @@ void QuantizeRowQ4(const float* values, int n, uint8_t* codes, float* scales, fl
     const float* w = values + group * kQ4Group;
     const auto [lowest, highest] = std::minmax_element(w, w + kQ4Group);
     const float range = *highest - *lowest;
-    const bool flat = !(range > 1e-30f);
-    scales[group] = flat ? 0.0f : range / 15.0f;
-    minimums[group] = *lowest;
-    const float inverse = flat ? 0.0f : 15.0f / range;
+    const uint32_t infinity = 0x7f800000u;
+    if (LargestMagnitudeBits(w, kQ4Group) >= infinity || MagnitudeBits(range) >= infinity) {
+      scales[group] = minimums[group] = base::FloatFromBits(0x7fc00000u);
+      std::fill_n(codes + group * kQ4Group, kQ4Group, uint8_t{0});
+      continue;
+    }
+    const float scale = RoundToF16(range / 15.0f), minimum = RoundToF16(*lowest);
+    scales[group] = scale;
+    minimums[group] = minimum;
+    const float inverse = scale == 0.0f ? 0.0f : 1.0f / scale;
     for (int i = 0; i < kQ4Group; ++i) {
-      const float code = std::nearbyint((w[i] - *lowest) * inverse);
+      const float code = std::nearbyint((w[i] - minimum) * inverse);
       codes[group * kQ4Group + i] = static_cast<uint8_t>(std::clamp(code, 0.0f, 15.0f));
     }
   }

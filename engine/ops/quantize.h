@@ -52,7 +52,8 @@ float QuantizeRowInt8(const float* values, int n, uint32_t largest, int8_t* code
 // by group its scale, and that scale times the sum of its codes.
 void QuantizeGroupsInt8(const float* values, int n, int8_t* codes, float* scales, float* sums);
 
-// Groups of 32; n % 32 == 0. codes [n] in 0..15, scales and minimums [n / 32].
+// Groups of 32; n % 32 == 0. codes [n] in 0..15, scales and minimums [n / 32], which are f16 values
+// where they are within its range. A group that is not finite is NaN.
 void QuantizeRowQ4(const float* values, int n, uint8_t* codes, float* scales, float* minimums);
 
 // e4m3: values of a square block of this side share a scale.

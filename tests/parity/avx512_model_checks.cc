@@ -85,6 +85,8 @@ class ModelChecks {
     SameFloats("fmadd_ps", model::fmadd_ps(a_.f, b_.f, c_.f),
                _mm512_fmadd_ps(a_.real_f, b_.real_f, c_.real_f));
     Same("xor_ps", model::xor_ps(a_.f, b_.f), _mm512_xor_ps(a_.real_f, b_.real_f));
+    SameFloats("cvtph_ps", model::cvtph_ps(model::castsi512_si256(a_.i)),
+               _mm512_cvtph_ps(_mm512_castsi512_si256(a_.real_i)));
     Same("cvtepi32_ps", model::cvtepi32_ps(a_.i), _mm512_cvtepi32_ps(a_.real_i));
     Same("cmp lt", model::cmp_ps_mask(a_.f, b_.f, _CMP_LT_OQ),
          _mm512_cmp_ps_mask(a_.real_f, b_.real_f, _CMP_LT_OQ));

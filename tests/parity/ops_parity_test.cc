@@ -1,11 +1,14 @@
 // ref and every level of the CPU backend that this machine can run give the same bits, whatever the
 // shape, the batch, the chunks and the number of threads.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <sstream>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "engine/ops/cpu/isa.h"
 #include "tests/parity/ops_pipeline.h"
@@ -211,47 +214,110 @@ TEST(OpsAttention, MaskedValueRowsCountAsZeroEvenIfTheyHoldNan) {
   }
 }
 
-// 4-bit groups whose values are huge, infinite or NaN.
+// One linear layer in 4 bits: its weights, and the norm's weights that shape its input.
+struct Q4Case {
+  std::function<void(int row, uint8_t* codes, float* scales, float* minimums)> weights;
+  std::vector<float> norm;
+};
+
+Record RunQ4(ops::Backend* backend, const Q4Case& c) {
+  constexpr int kRows = 40, kTokens = 9;
+  const int cols = static_cast<int>(c.norm.size());
+  ops::MatrixSource source;
+  source.rows = kRows;
+  source.cols = cols;
+  source.read_row = [=](int row, float* out) {
+    for (int k = 0; k < cols; ++k) out[k] = row % 3 == 0 ? 1.0f : Noise(3, row, k);
+  };
+  const auto table = *backend->Pack(source, false);
+  source.read_row_q4 = [&](int row, uint8_t* codes, float* scales, float* minimums) {
+    c.weights(row, codes, scales, minimums);
+    return true;
+  };
+  const auto weights = *backend->Pack(source, false);
+  const auto residual = *backend->NewActivation(ops::ActivationKind::kResidual, kTokens, cols);
+  const auto sum = *backend->NewActivation(ops::ActivationKind::kResidual, kTokens, kRows);
+  const auto x = *backend->NewActivation(ops::ActivationKind::kLinearInput, kTokens, cols);
+  const auto out = *backend->NewActivation(ops::ActivationKind::kProjected, kTokens, kRows);
+  std::vector<int32_t> ids(kTokens);
+  for (int t = 0; t < kTokens; ++t) ids[t] = t;
+  Record record;
+  for (int count = 1; count <= kTokens; ++count) {
+    const auto some = absl::MakeConstSpan(ids).first(count);
+    EXPECT_TRUE(backend->Embed(*table, some, residual.get()).ok());
+    EXPECT_TRUE(backend->RmsNorm(*residual, count, c.norm, 1e-6f, x.get()).ok());
+    record.emplace_back("x", *backend->Read(*x, count, cols));
+    EXPECT_TRUE(backend->QkvProject(*x, count, *weights, {}, out.get()).ok());
+    record.emplace_back("out", *backend->Read(*out, count, kRows));
+    EXPECT_TRUE(backend->ProjectAdd(*x, count, *weights, sum.get()).ok());
+    record.emplace_back("sum", *backend->Read(*sum, count, kRows));
+    EXPECT_TRUE(backend->Embed(*weights, some, residual.get()).ok());
+    record.emplace_back("rows", *backend->Read(*residual, count, cols));
+  }
+  return record;
+}
+
+void ExpectQ4EqualsRef(const Q4Case& c, const std::string& what) {
+  const Record expected = RunQ4(Make("ref", WeightDtype::kQ4).get(), c);
+  for (const std::string& level : Levels())
+    EXPECT_EQ(FirstDifference(expected, RunQ4(Make("cpu", WeightDtype::kQ4, level).get(), c)), "")
+        << level << " " << what;
+}
+
+// Scales and minimums that are f16 values, or not, or huge, infinite or NaN.
 TEST(OpsQ4, ScalesOfAnySizeGiveTheBitsOfRef) {
-  constexpr int kRows = 40, kCols = 64, kTokens = 9;
-  for (const float large : {1.0f, 1e32f, 3e36f, INFINITY, NAN}) {
-    const auto run = [&](ops::Backend* backend) {
-      ops::MatrixSource source;
-      source.rows = kRows;
-      source.cols = kCols;
-      source.read_row = [&](int row, float* out) { std::fill_n(out, kCols, 0.0f); };
-      source.read_row_q4 = [&](int row, uint8_t* codes, float* scales, float* minimums) {
+  constexpr int kCols = 96;
+  for (const bool half : {true, false}) {
+    for (const float large : {1.0f, 6e-8f, 1e-40f, 65504.0f, 1e32f, 3e38f, INFINITY, NAN}) {
+      Q4Case c;
+      c.norm.assign(kCols, 1e-3f);
+      c.weights = [=](int row, uint8_t* codes, float* scales, float* minimums) {
         for (int k = 0; k < kCols; ++k) codes[k] = static_cast<uint8_t>((row * 7 + k * 5) % 16);
         for (int group = 0; group < kCols / 32; ++group) {
-          scales[group] = 0.01f * Noise(1, row, group);
-          minimums[group] = Noise(2, row, group);
+          scales[group] = half ? static_cast<float>(row + group) / 1024 : Noise(1, row, group);
+          minimums[group] = half ? static_cast<float>(row - 20) / 512 : Noise(2, row, group);
         }
         if (row == 17) scales[1] = large;
-        return true;
+        if (row == 5) minimums[2] = -large;
       };
-      const auto weights = *backend->Pack(source, false);
-      source.read_row = [&](int row, float* out) {
-        for (int k = 0; k < kCols; ++k) out[k] = Noise(3, row, k);
+      ExpectQ4EqualsRef(c, absl::StrCat(large, half ? " in f16" : ""));
+    }
+  }
+}
+
+// Groups of zeros, of denormals, of nothing but the largest code, with an infinity or a NaN.
+TEST(OpsQ4, InputsOfAnySizeGiveTheBitsOfRef) {
+  constexpr int kCols = 96;
+  for (const float odd : {0.0f, 1e-39f, 1e-31f, 3e-30f, 1e30f, 3e38f, INFINITY, NAN}) {
+    for (const bool whole_group : {true, false}) {
+      Q4Case c;
+      c.norm.assign(kCols, 0.5f);
+      for (int k = 32; k < (whole_group ? 64 : 33); ++k) c.norm[k] = k % 2 == 0 ? odd : -odd;
+      c.weights = [=](int row, uint8_t* codes, float* scales, float* minimums) {
+        std::fill_n(codes, kCols, static_cast<uint8_t>(row % 2 == 0 ? 15 : row % 16));
+        std::fill_n(scales, kCols / 32, 0.25f);
+        std::fill_n(minimums, kCols / 32, row % 4 < 2 ? 0.0f : -2.0f);
       };
-      source.read_row_q4 = nullptr;
-      const auto table = *backend->Pack(source, false);
-      const auto residual = *backend->NewActivation(ops::ActivationKind::kResidual, kTokens, kCols);
-      const auto x = *backend->NewActivation(ops::ActivationKind::kLinearInput, kTokens, kCols);
-      const auto out = *backend->NewActivation(ops::ActivationKind::kProjected, kTokens, kRows);
-      const std::vector<float> norm(kCols, 1e-3f);
-      Record record;
-      for (const int count : {1, kTokens}) {
-        EXPECT_TRUE(backend->Embed(*table, Tokens(count, kRows, 4), residual.get()).ok());
-        EXPECT_TRUE(backend->RmsNorm(*residual, count, norm, 1e-6f, x.get()).ok());
-        EXPECT_TRUE(backend->QkvProject(*x, count, *weights, {}, out.get()).ok());
-        record.emplace_back("out", *backend->Read(*out, count, kRows));
-      }
-      return record;
+      ExpectQ4EqualsRef(c, absl::StrCat(odd));
+    }
+  }
+}
+
+// The largest sum there is: 32 products of 15 and 127.
+TEST(OpsQ4, LargestCodesDoNotOverflow) {
+  for (const float sign : {1.0f, -1.0f}) {
+    Q4Case c;
+    c.norm.assign(64, sign);
+    c.weights = [](int, uint8_t* codes, float* scales, float* minimums) {
+      std::fill_n(codes, 64, uint8_t{15});
+      std::fill_n(scales, 2, 1.0f);
+      std::fill_n(minimums, 2, 0.0f);
     };
-    const Record expected = run(Make("ref", WeightDtype::kQ4).get());
-    for (const std::string& level : Levels())
-      EXPECT_EQ(FirstDifference(expected, run(Make("cpu", WeightDtype::kQ4, level).get())), "")
-          << level << " " << large;
+    for (const std::string& level : Levels()) {
+      const Record record = RunQ4(Make("cpu", WeightDtype::kQ4, level).get(), c);
+      // Token 0 is a row of equal values, whose norm is 1 but for eps.
+      EXPECT_NEAR(record[1].second[0], sign * 64 * 15, 64 * 15 * 1e-5) << level;
+    }
   }
 }
 

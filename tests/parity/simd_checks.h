@@ -33,6 +33,7 @@ class SimdChecks {
     for (int i = 0; i < 20000; ++i) Arithmetic();
     for (int start = 0; start < 256; start += 16) Fp8Codes(start);
     for (uint32_t bits = 0; bits < 65536; bits += 16) Fp8FromBf16(bits);
+    for (uint32_t bits = 0; bits < 65536; bits += 16) F16(bits);
     for (int n = -3; n < 20; ++n) Lanes(n);
     for (int i = 0; i < 300; ++i) Int8Dot(i);
     for (int i = 0; i < 300; ++i) Q4Dot(i);
@@ -151,6 +152,15 @@ class SimdChecks {
     V::StoreFp8(got, V::Load(x));
     P::StoreFp8(want, P::Load(x));
     Compare("StoreFp8(bf16)", got, want, 16, false);
+  }
+
+  void F16(uint32_t first) {
+    uint8_t bytes[32];
+    for (uint32_t i = 0; i < 16; ++i) {
+      bytes[2 * i] = static_cast<uint8_t>(first + i);
+      bytes[2 * i + 1] = static_cast<uint8_t>((first + i) >> 8);
+    }
+    Same("LoadF16", V::LoadF16(bytes), P::LoadF16(bytes));
   }
 
   void Lanes(int n) {

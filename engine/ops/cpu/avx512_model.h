@@ -122,6 +122,10 @@ BATON_MODEL F512 fmadd_ps(F512 a, F512 b, F512 c) {
       FloatHalves{_mm256_fmadd_ps(x.lo, y.lo, z.lo), _mm256_fmadd_ps(x.hi, y.hi, z.hi)});
 }
 BATON_MODEL F512 xor_ps(F512 a, F512 b) { return Cast<F512>(Cast<I512>(a).v ^ Cast<I512>(b).v); }
+BATON_MODEL F512 cvtph_ps(__m256i a) {
+  return Cast<F512>(FloatHalves{_mm256_cvtph_ps(_mm256_castsi256_si128(a)),
+                                _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1))});
+}
 BATON_MODEL F512 cvtepi32_ps(I512 a) { return {__builtin_convertvector(Signed(a), Floats)}; }
 // Not for NaN.
 BATON_MODEL float reduce_max_ps(F512 a) {

@@ -49,6 +49,8 @@
 #define _mm512_cvtepu8_epi16 avx512_model::cvtepu8_epi16
 #undef _mm512_cvtepu8_epi32
 #define _mm512_cvtepu8_epi32 avx512_model::cvtepu8_epi32
+#undef _mm512_cvtph_ps
+#define _mm512_cvtph_ps avx512_model::cvtph_ps
 #undef _mm512_div_ps
 #define _mm512_div_ps avx512_model::div_ps
 #undef _mm512_dpbusd_epi32

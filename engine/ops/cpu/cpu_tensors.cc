@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/base/bf16.h"
+#include "engine/base/dequant.h"
 #include "engine/base/status_macros.h"
 #include "engine/ops/flush_denormals.h"
 #include "engine/ops/quantize.h"
@@ -45,18 +46,27 @@ absl::StatusOr<std::unique_ptr<CpuMatrix>> CpuMatrix::Pack(const MatrixSource& s
   w.cols = source.cols;
   w.num_steps = RoundUp(source.cols, step) / step;
   w.cut_step = RoundUp(SplitK(source.cols, dtype), step) / step;
-  w.panel_bytes = static_cast<size_t>(w.num_steps) * 2 * matrix->tile_bytes_;
-  BATON_ASSIGN_OR_RETURN(matrix->data_,
-                         base::Buffer::Allocate(w.panel_bytes * matrix->num_panels_));
-  w.data = matrix->data_.data();
   if (dtype == WeightDtype::kInt8) {
     matrix->row_scales_.resize(static_cast<size_t>(matrix->num_panels_) * kPanelRows);
     w.row_scales = matrix->row_scales_.data();
   }
-  pool->ParallelFor(matrix->num_panels_, 1, [&](int begin, int end, int) {
-    for (int panel = begin; panel < end; ++panel) matrix->PackPanel(source, panel);
-  });
+  BATON_RETURN_IF_ERROR(matrix->PackPanels(source, pool));
+  if (matrix->needs_wide_) {
+    w.wide_scales = true;
+    matrix->tile_bytes_ = kQ4WideTileBytes;
+    BATON_RETURN_IF_ERROR(matrix->PackPanels(source, pool));
+  }
   return matrix;
+}
+
+absl::Status CpuMatrix::PackPanels(const MatrixSource& source, ThreadPool* pool) {
+  weights_.panel_bytes = static_cast<size_t>(weights_.num_steps) * 2 * tile_bytes_;
+  BATON_ASSIGN_OR_RETURN(data_, base::Buffer::Allocate(weights_.panel_bytes * num_panels_));
+  weights_.data = data_.data();
+  pool->ParallelFor(num_panels_, 1, [&](int begin, int end, int) {
+    for (int panel = begin; panel < end; ++panel) PackPanel(source, panel);
+  });
+  return absl::OkStatus();
 }
 
 CpuMatrix::Place CpuMatrix::PlaceOf(int row) const {
@@ -86,6 +96,7 @@ void CpuMatrix::PackPanel(const MatrixSource& source, int panel) {
   for (int i = 0; i < kPanelRows; ++i) {
     const Place place = {panel, i / kTileRows, i % kTileRows};
     const int row = RowAt(panel, place.tile, place.lane);
+    if (needs_wide_ && !weights_.wide_scales) return;
     if (row >= 0) PackRow(source, row, place, &values);
   }
 }
@@ -143,9 +154,28 @@ void CpuMatrix::PackRowQ4(const MatrixSource& source,
       tile[64 * (k / 4) + 4 * place.lane + k % 4] =
           static_cast<uint8_t>((in_group[k] & 15) | (in_group[16 + k] & 15) << 4);
     }
-    std::memcpy(tile + kQ4CodeBytes + 4 * place.lane, &scales[group], 4);
-    std::memcpy(tile + kQ4CodeBytes + 64 + 4 * place.lane, &minimums[group], 4);
+    for (const int which : {0, 1})
+      StoreQ4Scale(tile, place.lane, which, (which == 0 ? scales : minimums)[group]);
   }
+}
+
+void CpuMatrix::StoreQ4Scale(uint8_t* tile, int lane, int which, float value) {
+  if (weights_.wide_scales) {
+    std::memcpy(tile + kQ4CodeBytes + 64 * which + 4 * lane, &value, 4);
+    return;
+  }
+  const uint16_t half = base::F32ToF16(value);
+  if (base::FloatBits(base::F16ToF32(half)) != base::FloatBits(value) && value == value)
+    needs_wide_ = true;
+  std::memcpy(tile + kQ4CodeBytes + 32 * which + 2 * lane, &half, 2);
+}
+
+float CpuMatrix::Q4Scale(const uint8_t* tile, int lane, int which) const {
+  float value;
+  uint16_t half;
+  std::memcpy(&value, tile + kQ4CodeBytes + (weights_.wide_scales ? 64 * which + 4 * lane : 0), 4);
+  std::memcpy(&half, tile + kQ4CodeBytes + (weights_.wide_scales ? 0 : 32 * which + 2 * lane), 2);
+  return weights_.wide_scales ? value : base::F16ToF32(half);
 }
 
 void CpuMatrix::ReadRow(int row, float* out) const {
@@ -165,10 +195,8 @@ void CpuMatrix::ReadRow(int row, float* out) const {
     } else {
       const uint8_t* tile = TileOf(place, k / 32);
       const uint8_t two = tile[64 * (k % 16 / 4) + 4 * lane + k % 4];
-      float scale, minimum;
-      std::memcpy(&scale, tile + kQ4CodeBytes + 4 * lane, 4);
-      std::memcpy(&minimum, tile + kQ4CodeBytes + 64 + 4 * lane, 4);
-      out[k] = Q4Value(k % 32 < 16 ? two & 15 : two >> 4, scale, minimum);
+      out[k] = Q4Value(k % 32 < 16 ? two & 15 : two >> 4, Q4Scale(tile, lane, 0),
+                       Q4Scale(tile, lane, 1));
     }
   }
 }

@@ -2,6 +2,7 @@
 
 // Packed matrices and activations of the CPU backend. The layouts are described in kernel_args.h.
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -41,18 +42,25 @@ class CpuMatrix : public Matrix {
   // The source row of a place, or -1 for padding.
   int RowAt(int panel, int tile, int lane) const;
   uint8_t* TileOf(const Place& place, int step) const;
+  absl::Status PackPanels(const MatrixSource& source, ThreadPool* pool);
   void PackPanel(const MatrixSource& source, int panel);
   void PackRow(const MatrixSource& source, int row, const Place& place, std::vector<float>* values);
+  // Sets needs_wide_ where a scale or minimum is no f16 value and tiles are not wide.
   void PackRowQ4(const MatrixSource& source,
                  int row,
                  const Place& place,
                  std::vector<float>* values);
+
+  // The scale (0) or minimum (1) of a lane.
+  void StoreQ4Scale(uint8_t* tile, int lane, int which, float value);
+  float Q4Scale(const uint8_t* tile, int lane, int which) const;
 
   int rows_ = 0;
   int num_panels_ = 0;
   bool interleaved_ = false;
   size_t tile_bytes_ = kTileBytes;
   Weights weights_{};
+  std::atomic<bool> needs_wide_{false};
   base::Buffer data_;
   std::vector<float> row_scales_;
 };

@@ -319,8 +319,10 @@ struct Gemm {
     if constexpr (kDtype == Dtype::kInt8) {
       SumsInt8<kTokens>(args, b, panel, t, from, to, out);
     } else if constexpr (kDtype == Dtype::kQ4) {
+      const int tile_bytes = args.w.wide_scales ? kQ4WideTileBytes : kQ4TileBytes;
       PanelSumsQ4<V, kTokens>(GroupsOf(args.x, t, from),
-                              data + static_cast<size_t>(from) * 2 * kQ4TileBytes, to - from, out);
+                              data + static_cast<size_t>(from) * 2 * tile_bytes, args.w.wide_scales,
+                              to - from, out);
     } else {
       constexpr bool kF32 = kDtype == Dtype::kF32;
       constexpr int kStep = kF32 ? 16 : 32;

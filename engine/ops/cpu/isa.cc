@@ -47,7 +47,7 @@ CpuFeatures Detect() {
   const Leaf one = Cpuid(1, 0), seven = Cpuid(7, 0);
   const bool ymm = (state & 0x6) == 0x6, zmm = (state & 0xe6) == 0xe6,
              tiles = (state & 0x60000) == 0x60000;
-  found.avx2 = ymm && Bit(one.c, 12) && Bit(seven.b, 5);
+  found.avx2 = ymm && Bit(one.c, 12) && Bit(one.c, 29) && Bit(seven.b, 5);  // FMA, F16C, AVX2
   found.avx512 = found.avx2 && zmm && Bit(seven.b, 16) && Bit(seven.b, 17) && Bit(seven.b, 30) &&
                  Bit(seven.b, 31) && Bit(seven.c, 11);
   const bool has_amx = Bit(seven.d, 24) && Bit(seven.d, 22) && Bit(seven.d, 25);

@@ -11,7 +11,7 @@
 namespace baton::ops::cpu {
 
 struct CpuFeatures {
-  bool avx2 = false;    // AVX2, FMA
+  bool avx2 = false;    // AVX2, FMA, F16C
   bool avx512 = false;  // AVX-512 F, BW, DQ, VL, VNNI
   bool amx = false;     // AVX-512 and AMX tiles with bf16 and int8, and the kernel lets us use them
 };

@@ -13,12 +13,14 @@ namespace baton::ops::cpu {
 // [step][tile of 16 outputs][16 lines of 64 bytes]; a line holds, for 16 outputs, 1 f32, 2 bf16
 // (even k in the low half) or 4 int8 along k. kQ4: a tile is 32 k of 16 outputs: 4 lines of codes,
 // byte 4 * o + i of line j with k = 4 * j + i of output o in its low 4 bits and k = 16 + 4 * j + i
-// in its high ones, then 16 scales and 16 minimums in f32.
+// in its high ones, then 16 scales and 16 minimums, in f16 where all of the matrix are f16 values
+// (those of q4_0 and q4_1 files and of copies made here are), else in f32.
 inline constexpr int kPanelRows = 32;
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileBytes = 1024;
 inline constexpr int kQ4CodeBytes = 256;
-inline constexpr int kQ4TileBytes = 384;
+inline constexpr int kQ4TileBytes = kQ4CodeBytes + 64;
+inline constexpr int kQ4WideTileBytes = kQ4CodeBytes + 128;
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kBlockTokens = 64;
 
@@ -32,6 +34,7 @@ struct Weights {
   int cut_step;  // where ProjectAdd's high half begins
   int cols;
   const float* row_scales;  // kInt8: [panels * 32]
+  bool wide_scales;         // kQ4: scales and minimums are f32
 };
 
 // How the input of linear layers lies in memory.
@@ -42,8 +45,8 @@ enum class InputFormat : int {
                 // before quantisation
   kRowsGroups,  // int8, rows of code_stride bytes; `scales`: rows of scale_stride floats, by group
                 // of 32 its scale, and that times the sum of its codes; `rows` as above
-  kTilesBf16,  // [T/32][step of 32 k][2 tiles][16 tokens][64 bytes], for AMX
-  kTilesInt8,  // the same with steps of 64 k; `rows` as above
+  kTilesBf16,   // [T/32][step of 32 k][2 tiles][16 tokens][64 bytes], for AMX
+  kTilesInt8,   // the same with steps of 64 k; `rows` as above
 };
 
 struct Input {

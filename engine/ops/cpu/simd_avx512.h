@@ -85,6 +85,9 @@ struct Avx512Vec {
     const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return FromBits(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
   }
+  BATON_INLINE Avx512Vec LoadF16(const uint8_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+  }
   BATON_INLINE Avx512Vec LoadFp8(const uint8_t* p) {
     const __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     const __m512i magnitude = _mm512_and_si512(code, _mm512_set1_epi32(0x7f));

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "engine/base/bf16.h"
+#include "engine/base/dequant.h"
 #include "engine/base/fp8.h"
 #include "engine/ops/canonical_math.h"
 
@@ -103,6 +104,10 @@ struct PortableVec {
   }
   BATON_INLINE PortableVec LoadBf16(const uint16_t* p) {
     return Make([&](int i) { return base::FloatFromBf16(p[i]); });
+  }
+  BATON_INLINE PortableVec LoadF16(const uint8_t* p) {
+    return Make(
+        [&](int i) { return base::F16ToF32(static_cast<uint16_t>(p[2 * i] | p[2 * i + 1] << 8)); });
   }
   BATON_INLINE PortableVec LoadFp8(const uint8_t* p) {
     return Make([&](int i) { return base::FloatFromFp8(p[i]); });

@@ -87,6 +87,25 @@ TEST(DequantTest, EveryF16HasItsExactValue) {
   }
 }
 
+TEST(DequantTest, F16OfAnF32IsTheNearestAndOfATieTheEvenOne) {
+  for (uint32_t bits = 0; bits < 0x7c00; ++bits) {
+    const auto half = static_cast<uint16_t>(bits);
+    const float value = F16ToF32(half);
+    EXPECT_EQ(F32ToF16(value), half);
+    EXPECT_EQ(F32ToF16(-value), half | 0x8000);
+    // Between this one and the next (behind the largest there would be 2^16).
+    const float next = bits == 0x7bff ? 65536.0f : F16ToF32(static_cast<uint16_t>(bits + 1));
+    const float middle = (value + next) / 2;
+    EXPECT_EQ(F32ToF16(middle), bits % 2 == 0 ? half : half + 1) << bits;
+    EXPECT_EQ(F32ToF16(std::nextafter(middle, 0.0f)), half) << bits;
+    EXPECT_EQ(F32ToF16(std::nextafter(middle, next)), half + 1) << bits;
+  }
+  EXPECT_EQ(F32ToF16(1e30f), 0x7c00);
+  EXPECT_EQ(F32ToF16(-INFINITY), 0xfc00);
+  EXPECT_TRUE(std::isnan(F16ToF32(F32ToF16(NAN))));
+  EXPECT_EQ(F32ToF16(1e-40f), 0);
+}
+
 TEST(DequantTest, Bf16IsTheUpperHalfOfF32) {
   EXPECT_EQ(Bf16ToF32(0x3f80), 1.0f);
   EXPECT_EQ(Bf16ToF32(0xc2f7), -123.5f);

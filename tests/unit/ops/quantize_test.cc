@@ -4,6 +4,7 @@
 #include <random>
 #include <vector>
 
+#include "engine/base/dequant.h"
 #include "engine/base/fp8.h"
 #include "gtest/gtest.h"
 
@@ -120,11 +121,43 @@ TEST(QuantizeQ4, ValuesAreWithinHalfAStepAndEndsAreKept) {
   std::vector<uint8_t> codes(64);
   std::vector<float> scales(2), minimums(2);
   QuantizeRowQ4(row.data(), 64, codes.data(), scales.data(), minimums.data());
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(scales[i], base::F16ToF32(base::F32ToF16(scales[i])));
+    EXPECT_EQ(minimums[i], base::F16ToF32(base::F32ToF16(minimums[i])));
+  }
   for (int i = 0; i < 64; ++i) {
     EXPECT_LE(codes[i], 15);
     const float value = Q4Value(codes[i], scales[i / 32], minimums[i / 32]);
-    EXPECT_LE(std::fabs(value - row[i]), 0.5001f * scales[i / 32] + 1e-6f);
+    // Half a step; at the ends also what rounding the scale and the minimum to f16 leaves.
+    const float ends = 15 * scales[i / 32] * 0x1p-11f + std::fabs(minimums[i / 32]) * 0x1p-11f;
+    EXPECT_LE(std::fabs(value - row[i]), 0.5001f * scales[i / 32] + ends);
   }
+}
+
+TEST(QuantizeQ4, AGroupThatIsNotFiniteIsNan) {
+  for (const float bad : {INFINITY, -INFINITY, NAN, 3e38f}) {
+    std::vector<float> row(64, 1.0f);
+    row[7] = bad;
+    row[8] = -3e38f;
+    std::vector<uint8_t> codes(64, 9);
+    std::vector<float> scales(2), minimums(2);
+    QuantizeRowQ4(row.data(), 64, codes.data(), scales.data(), minimums.data());
+    EXPECT_TRUE(std::isnan(Q4Value(codes[0], scales[0], minimums[0]))) << bad;
+    EXPECT_EQ(codes[0], 0);
+    EXPECT_EQ(Q4Value(codes[40], scales[1], minimums[1]), 1.0f);
+  }
+}
+
+TEST(QuantizeQ4, WhatIsBeyondF16KeepsItsScale) {
+  std::vector<float> row(32, 0.0f);
+  row[0] = 1e7f;
+  row[1] = -1e7f;
+  std::vector<uint8_t> codes(32);
+  float scale, minimum;
+  QuantizeRowQ4(row.data(), 32, codes.data(), &scale, &minimum);
+  EXPECT_EQ(minimum, -1e7f);
+  EXPECT_EQ(scale, 2e7f / 15);
+  EXPECT_EQ(codes[0], 15);
 }
 
 TEST(QuantizeQ4, FlatGroupIsItsMinimum) {

@@ -157,7 +157,8 @@ TEST(Q4Matrix, RowsAreReadAsScaleTimesCodePlusMinimum) {
   const Case c = RandomCase(3);
   const RefMatrix row = Row(c.codes, c.scales, c.minimums);
   for (int k = 0; k < kCols; ++k)
-    EXPECT_EQ(row.At(0, k), std::fma(c.scales[k / 32], float{c.codes[k]}, c.minimums[k / 32]));
+    EXPECT_EQ(row.At(0, k),
+              std::fma(c.scales[k / 32], static_cast<float>(c.codes[k]), c.minimums[k / 32]));
 }
 
 }  // namespace

@@ -109,6 +109,9 @@ class SimdChecks {
          P::PairsOdd(reinterpret_cast<uint8_t*>(x)));
     Same("LoadBf16", V::LoadBf16(reinterpret_cast<uint16_t*>(x)),
          P::LoadBf16(reinterpret_cast<uint16_t*>(x)));
+    const uint32_t largest = V::LargestBits(V::MaxMagnitude(V::Zero(), a)),
+                   want_largest = P::LargestBits(P::MaxMagnitude(P::Zero(), p));
+    Compare("LargestBits", &largest, &want_largest, 4, false);
     Same("MaxMagnitude", V::MaxMagnitude(V::MaxMagnitude(V::Zero(), a), b),
          P::MaxMagnitude(P::MaxMagnitude(P::Zero(), p), q));
     uint16_t words[16], want_words[16];
@@ -223,6 +226,8 @@ class SimdChecks {
       value = static_cast<int8_t>(round % 3 == 0   ? 127
                                   : round % 3 == 1 ? -127
                                                    : static_cast<int>(Next() % 255) - 127);
+    const int32_t sum = V::SumInt8(codes + round % 16), want_sum = P::SumInt8(codes + round % 16);
+    Compare("SumInt8", &sum, &want_sum, 4, false);
     V sums[kTokens];
     P want[kTokens];
     V::template DotQ4<kTokens>(tile, codes, kStride, sums);

@@ -214,13 +214,9 @@ class CpuBackend : public Backend {
     GemmArgs args = Args(*logit_input_, num_rows, Packed(head), Epilogue::kStore);
     args.out = logits;
     args.out_stride = head.rows();
-    const int panels = Packed(head).num_panels();
-    if (group_ == nullptr) {
-      RunGemm(args, panels);
-    } else {
-      const int rank = group_->rank(), size = group_->size();
-      RunGemm(args, panels * (rank + 1) / size, panels * rank / size);
-    }
+    const int panels = Packed(head).num_panels(), size = group_ != nullptr ? group_->size() : 1;
+    const int rank = group_ != nullptr ? group_->rank() : 0;
+    RunGemm(args, panels * (rank + 1) / size, panels * rank / size);
     return absl::OkStatus();
   }
 

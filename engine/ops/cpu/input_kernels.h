@@ -82,14 +82,7 @@ template <typename V>
 [[gnu::always_inline]] inline uint32_t LargestMagnitude(const float* x, int n) {
   V largest = V::Zero();
   for (int i = 0; i < n; i += 16) largest = V::MaxMagnitude(largest, LoadPartial<V>(x + i, n - i));
-  float lanes[16];
-  V::Store(lanes, largest);
-  uint32_t result = 0;
-  for (int i = 0; i < 16; ++i) {
-    const uint32_t bits = base::FloatBits(lanes[i]);
-    result = bits > result ? bits : result;
-  }
-  return result;
+  return V::LargestBits(largest);
 }
 
 // The largest magnitude of each token's row.
@@ -113,16 +106,15 @@ template <typename V>
   auto* codes = reinterpret_cast<int8_t*>(input.codes) + static_cast<size_t>(t) * input.code_stride;
   float* scales = input.scales + static_cast<size_t>(t) * input.scale_stride;
   for (int k = 0; k < input.width; k += kQ4Group, codes += kQ4Group, scales += 2) {
-    const int left = input.width - k < kQ4Group ? input.width - k : kQ4Group;
-    const DynamicScale scale = ScaleFor(LargestMagnitude<V>(x + k, left), kInt8Max);
-    int32_t sum = 0;
-    for (int half = 0; half < kQ4Group; half += 16) {
-      const V value = LoadPartial<V>(x + k + half, left - half);
-      V::StoreInt8(codes + half, scale.inverse == 0.0f ? V::Zero() : value, scale.inverse);
-    }
-    for (int i = 0; i < kQ4Group; ++i) sum += codes[i];
+    const int left = input.width - k;
+    V low = LoadPartial<V>(x + k, left), high = LoadPartial<V>(x + k + 16, left - 16);
+    const V magnitudes = V::MaxMagnitude(V::MaxMagnitude(V::Zero(), low), high);
+    const DynamicScale scale = ScaleFor(V::LargestBits(magnitudes), kInt8Max);
+    if (scale.inverse == 0.0f) low = high = V::Zero();
+    V::StoreInt8(codes, low, scale.inverse);
+    V::StoreInt8(codes + 16, high, scale.inverse);
     scales[0] = scale.scale;
-    scales[1] = scale.scale * static_cast<float>(sum);
+    scales[1] = scale.scale * static_cast<float>(V::SumInt8(codes));
   }
 }
 

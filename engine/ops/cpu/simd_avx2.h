@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "engine/ops/canonical_math.h"
+#include "engine/ops/cpu/simd_256.h"
 
 #ifndef BATON_INLINE
 #define BATON_INLINE [[gnu::always_inline]] static inline
@@ -145,6 +146,10 @@ struct Avx2Vec {
     return {MaxInt(acc.lo, _mm256_and_si256(_mm256_castps_si256(x.lo), mask)),
             MaxInt(acc.hi, _mm256_and_si256(_mm256_castps_si256(x.hi), mask))};
   }
+  BATON_INLINE uint32_t LargestBits(Avx2Vec a) {
+    return LargestOf8(_mm256_max_epi32(_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)));
+  }
+  BATON_INLINE int32_t SumInt8(const int8_t* codes) { return SumOf32(codes); }
   BATON_INLINE void Transpose(Avx2Vec* rows) {
     __m256 top[8], bottom[8];
     for (int i = 0; i < 8; ++i) top[i] = rows[i].lo;

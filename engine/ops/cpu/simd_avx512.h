@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "engine/ops/canonical_math.h"
+#include "engine/ops/cpu/simd_256.h"
 
 #ifndef BATON_INLINE
 #define BATON_INLINE [[gnu::always_inline]] static inline
@@ -145,6 +146,12 @@ struct Avx512Vec {
     return FromBits(
         _mm512_max_epi32(Bits(acc), _mm512_and_si512(Bits(x), _mm512_set1_epi32(0x7fffffff))));
   }
+  BATON_INLINE uint32_t LargestBits(Avx512Vec a) {
+    const __m512i bits = Bits(a);
+    return LargestOf8(
+        _mm256_max_epi32(_mm512_castsi512_si256(bits), _mm512_extracti64x4_epi64(bits, 1)));
+  }
+  BATON_INLINE int32_t SumInt8(const int8_t* codes) { return SumOf32(codes); }
   BATON_INLINE void Transpose(Avx512Vec* rows) {
     __m512 t[16], s[16];
     for (int i = 0; i < 8; ++i) {

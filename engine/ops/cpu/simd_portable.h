@@ -151,6 +151,18 @@ struct PortableVec {
       return base::FloatFromBits(a > b ? a : b);
     });
   }
+  // The largest of magnitudes, as bits.
+  BATON_INLINE uint32_t LargestBits(const PortableVec& a) {
+    uint32_t most = 0;
+    for (int i = 0; i < 16; ++i)
+      most = base::FloatBits(a.v[i]) > most ? base::FloatBits(a.v[i]) : most;
+    return most;
+  }
+  BATON_INLINE int32_t SumInt8(const int8_t* codes) {  // 32
+    int32_t sum = 0;
+    for (int i = 0; i < 32; ++i) sum += codes[i];
+    return sum;
+  }
   // Transposes 16 rows of 16 dwords, in place.
   BATON_INLINE void Transpose(PortableVec* rows) {
     for (int i = 0; i < 16; ++i) {

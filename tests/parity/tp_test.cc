@@ -121,8 +121,8 @@ TEST(TpTest, TwoRanksGiveTheBitsOfOneInEveryShape) {
 }
 
 TEST(TpTest, TwoRanksGiveTheBitsOfOneOnEveryInstructionSet) {
-  for (const char* isa : {"portable", "avx2", "avx512", "amx"}) {
-    for (const char* weight_dtype : {"bf16", "int8"}) {
+  for (const char* isa : {"portable", "avx2", "avx512_model", "amx_model", "avx512", "amx"}) {
+    for (const char* weight_dtype : {"bf16", "int8", "q4"}) {
       SCOPED_TRACE(std::string(isa) + " " + weight_dtype);
       RunnerSetup setup;
       setup.isa = isa;

@@ -239,11 +239,15 @@ struct Avx2Vec {
       const __m256i b_high = _mm256_and_si256(_mm256_srli_epi16(b, 4), four);
 #pragma GCC unroll 16
       for (int t = 0; t < kTokens; ++t) {
-        const __m256i low = FourCodes(x + t * stride), high = FourCodes(x + t * stride + 16);
-        lo[t] = _mm256_add_epi16(lo[t], _mm256_maddubs_epi16(a_low, low));
-        hi[t] = _mm256_add_epi16(hi[t], _mm256_maddubs_epi16(b_low, low));
-        lo[t] = _mm256_add_epi16(lo[t], _mm256_maddubs_epi16(a_high, high));
-        hi[t] = _mm256_add_epi16(hi[t], _mm256_maddubs_epi16(b_high, high));
+        // Sums in the order written: in any other they do not fit the registers.
+        __m256i codes = FourCodes(x + t * stride);
+        lo[t] = _mm256_add_epi16(lo[t], _mm256_maddubs_epi16(a_low, codes));
+        hi[t] = _mm256_add_epi16(hi[t], _mm256_maddubs_epi16(b_low, codes));
+        __asm__("" : "+x"(lo[t]), "+x"(hi[t]));
+        codes = FourCodes(x + t * stride + 16);
+        lo[t] = _mm256_add_epi16(lo[t], _mm256_maddubs_epi16(a_high, codes));
+        hi[t] = _mm256_add_epi16(hi[t], _mm256_maddubs_epi16(b_high, codes));
+        __asm__("" : "+x"(lo[t]), "+x"(hi[t]));
       }
     }
     const __m256i ones = _mm256_set1_epi16(1);

@@ -50,8 +50,10 @@ case $what in
       "$build/tests/$1" --gtest_brief=1 "${@:2}"
     }
     run simt_conformance_tsan
-    run simt_faults_tsan
-    run simt_kernels_tsan
+    # (A launch that a report has ended leaves its threads behind.)
+    run simt_faults_tsan --gtest_filter="-*ReportsSayWhatIsWrong*"
+    # One schedule, and not what takes minutes: the sanitizer sees a race in any order.
+    run simt_kernels_tsan --gtest_filter="*random-*BothDevices*:*.Simple/*:*.Decode*:*.Verify*:*.Prefill/*:*.RandomShapes/*"
     run simt_tensor_parallel_tsan --gtest_filter="*DeviceGroupTest*"
     ;;
   msan)

@@ -16,7 +16,8 @@ pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 add_library(baton_options INTERFACE)
 target_compile_features(baton_options INTERFACE cxx_std_20)
 target_include_directories(baton_options INTERFACE ${PROJECT_SOURCE_DIR})
-target_compile_options(baton_options INTERFACE -Wall -Wextra -Werror=unused-result -Wno-unused-parameter
+# (nvcc takes -Werror for its own.)
+target_compile_options(baton_options INTERFACE -Wall -Wextra $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-Werror=unused-result> -Wno-unused-parameter
   -Wno-missing-field-initializers)
 target_link_libraries(baton_options INTERFACE Threads::Threads)
 

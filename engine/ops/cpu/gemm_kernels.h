@@ -21,17 +21,30 @@ struct TileSums {
   [[gnu::always_inline]] static inline void Prefetch(const uint8_t* line) {
     if constexpr (kTokens == 1) __builtin_prefetch(line + V::kPrefetchBytes);
   }
+  // Several tokens keep a panel busy for so long that the next one can come from memory meanwhile:
+  // it lies `ahead` bytes behind this one. 0: nothing follows, or it is in a cache.
+  [[gnu::always_inline]] static inline void PrefetchAhead(const uint8_t* tile, size_t ahead) {
+    if (kTokens == 1 || ahead == 0) return;
+#pragma GCC unroll 16
+    for (int line = 0; line < 16; ++line) __builtin_prefetch(tile + ahead + 64 * line, 0, 2);
+  }
 
   // bf16: 32 k a step. a: f32 rows of bf16 values. The even and the odd chain of each output stay
   // in registers over a step.
-  [[gnu::always_inline]] static inline void Bf16(
-      const float* a, size_t stride, const uint8_t* b, size_t step_bytes, int num_steps, V* acc) {
+  [[gnu::always_inline]] static inline void Bf16(const float* a,
+                                                 size_t stride,
+                                                 const uint8_t* b,
+                                                 size_t step_bytes,
+                                                 int num_steps,
+                                                 size_t ahead,
+                                                 V* acc) {
     if constexpr (V::kChainsInTurn && kTokens > 3) {
-      ChainsInTurn(a, stride, b, step_bytes, num_steps, acc);
+      ChainsInTurn(a, stride, b, step_bytes, num_steps, ahead, acc);
       return;
     }
     constexpr int kUnroll = kTokens == 1 ? 16 : 4;  // pairs
     for (int step = 0; step < num_steps; ++step, b += step_bytes, a += 32) {
+      PrefetchAhead(b, ahead);
       V even[kTokens], odd[kTokens];
 #pragma GCC unroll 16
       for (int t = 0; t < kTokens; ++t) even[t] = odd[t] = V::Zero();
@@ -62,9 +75,15 @@ struct TileSums {
   // The same with all even chains of a step before its odd ones: twice the tokens for the same
   // registers, so half the work on weights. For vector types of few registers; a function of its
   // own, or the compiler spends them on the caller's pointers.
-  [[gnu::noinline]] static void ChainsInTurn(
-      const float* a, size_t stride, const uint8_t* b, size_t step_bytes, int num_steps, V* acc) {
+  [[gnu::noinline]] static void ChainsInTurn(const float* a,
+                                             size_t stride,
+                                             const uint8_t* b,
+                                             size_t step_bytes,
+                                             int num_steps,
+                                             size_t ahead,
+                                             V* acc) {
     for (int step = 0; step < num_steps; ++step, b += step_bytes, a += 32) {
+      PrefetchAhead(b, ahead);
       V even[kTokens], odd[kTokens];
       alignas(64) float saved[kTokens * 16];
       Chain<false>(a, stride, b, even);
@@ -129,6 +148,7 @@ struct TileSums {
                                                  const uint8_t* b,
                                                  size_t step_bytes,
                                                  int num_steps,
+                                                 size_t ahead,
                                                  typename V::CodeSums* acc,
                                                  typename V::LineSums* line_acc) {
     typename V::CodeSums sums[kTokens];
@@ -136,6 +156,7 @@ struct TileSums {
 #pragma GCC unroll 16
     for (int t = 0; t < kTokens; ++t) sums[t] = acc[t];
     for (int step = 0; step < num_steps; ++step, b += step_bytes, a += 64) {
+      PrefetchAhead(b, ahead);
 #pragma GCC unroll 2
       for (int line = 0; line < 16; ++line) {
         Prefetch(b + 64 * line);
@@ -157,8 +178,12 @@ inline constexpr bool kStepByStep = kTokens == 1;
 // Sums of one panel of f32 or bf16 lines for kTokens rows from zero, both tiles. `count`: lines of
 // f32, steps of bf16.
 template <typename V, bool kF32, int kTokens>
-[[gnu::always_inline]] inline void PanelSums(
-    const float* a, size_t stride, const uint8_t* panel, int count, V (*out)[kTokens]) {
+[[gnu::always_inline]] inline void PanelSums(const float* a,
+                                             size_t stride,
+                                             const uint8_t* panel,
+                                             int count,
+                                             V (*out)[kTokens],
+                                             size_t ahead = 0) {
   using Sums = TileSums<V, kTokens>;
   constexpr size_t kStepBytes = 2 * kTileBytes;
   constexpr int kAtOnce = kF32 ? 16 : 1;  // of `count` in a step
@@ -171,37 +196,42 @@ template <typename V, bool kF32, int kTokens>
       if constexpr (kF32) {
         Sums::F32(a, stride, panel + tile * kTileBytes, kStepBytes, now, out[tile]);
       } else {
-        Sums::Bf16(a, stride, panel + tile * kTileBytes, kStepBytes, now, out[tile]);
+        Sums::Bf16(a, stride, panel + tile * kTileBytes, kStepBytes, now, ahead, out[tile]);
       }
     }
   }
 }
 
+// f.template operator()<size>(), size in [1, kMost].
+template <int kMost, typename F>
+[[gnu::always_inline]] inline void CallWithSize(int size, F f) {
+  if constexpr (kMost > 1) {
+    if (size < kMost) return CallWithSize<kMost - 1>(size, f);
+  }
+  f.template operator()<kMost>();
+}
+
 // Calls f.template operator()<n>(first) for groups of n rows that cover [begin, end), n at most
-// kMost.
+// kMost. As few groups as that takes, of nearly one size, since each is a pass over the weights
+// whatever its size; of many sizes (each of which is code of its own) only a few.
 template <int kMost, typename F>
 [[gnu::always_inline]] inline void ForGroups(int begin, int end, F f) {
+  constexpr int kEach = kMost <= 6 ? kMost : 3;  // every size up to here
   while (begin < end) {
     const int left = end - begin;
+    int size = 0;
     if (kMost >= 12 && left >= 12) {
       f.template operator()<kMost >= 12 ? 12 : 1>(begin);
-      begin += 12;
-    } else if (kMost >= 6 && left >= 6) {
-      f.template operator()<kMost >= 6 ? 6 : 1>(begin);
-      begin += 6;
-    } else if (kMost == 4 && left >= 4) {
-      f.template operator()<kMost == 4 ? 4 : 1>(begin);
-      begin += 4;
-    } else if (kMost >= 3 && left >= 3) {
-      f.template operator()<kMost >= 3 ? 3 : 1>(begin);
-      begin += 3;
-    } else if (left >= 2) {
-      f.template operator()<2>(begin);
-      begin += 2;
+      size = 12;
+    } else if (kMost >= 12 && left >= 6) {
+      f.template operator()<kMost >= 12 ? 6 : 1>(begin);
+      size = 6;
     } else {
-      f.template operator()<1>(begin);
-      begin += 1;
+      const int groups = (left + kEach - 1) / kEach;
+      size = (left + groups - 1) / groups;
+      CallWithSize<kEach>(size, [&]<int kSize>() { f.template operator()<kSize>(begin); });
     }
+    begin += size;
   }
 }
 
@@ -211,7 +241,8 @@ template <typename V, int kTokens>
                                                  size_t stride,
                                                  const uint8_t* panel,
                                                  int num_steps,
-                                                 V (*out)[kTokens]) {
+                                                 V (*out)[kTokens],
+                                                 size_t ahead) {
   constexpr size_t kStepBytes = 2 * kTileBytes;
   typename V::CodeSums sums[2][kTokens];
   typename V::LineSums line_sums[2] = {V::ZeroLineSums(), V::ZeroLineSums()};
@@ -220,8 +251,8 @@ template <typename V, int kTokens>
   for (; num_steps > 0; num_steps -= now, panel += kStepBytes, a += 64) {
 #pragma GCC unroll 2
     for (int tile = 0; tile < 2; ++tile) {
-      TileSums<V, kTokens>::Int8(a, stride, panel + tile * kTileBytes, kStepBytes, now, sums[tile],
-                                 &line_sums[tile]);
+      TileSums<V, kTokens>::Int8(a, stride, panel + tile * kTileBytes, kStepBytes, now, ahead,
+                                 sums[tile], &line_sums[tile]);
     }
   }
   for (int i = 0; i < 2 * kTokens; ++i) {
@@ -281,6 +312,11 @@ struct Gemm {
   }
 
  private:
+  // The first tokens bring the next panel; the others find it.
+  static size_t Ahead(const GemmArgs& args, int panel, int t) {
+    return t == 0 && (panel + 1) * kTileRows < args.num_rows ? args.w.panel_bytes : 0;
+  }
+
   template <Dtype kDtype>
   static void Tokens(const GemmArgs& args, const uint8_t* data, int panel) {
     constexpr int kMost = kDtype == Dtype::kInt8  ? V::kInt8Tokens
@@ -328,7 +364,8 @@ struct Gemm {
       constexpr int kStep = kF32 ? 16 : 32;
       const float* a = args.x.rows + static_cast<size_t>(t) * args.x.stride + from * kStep;
       const int end = to * kStep < args.w.cols ? to * kStep : args.w.cols;
-      PanelSums<V, kF32, kTokens>(a, args.x.stride, b, kF32 ? end - from * kStep : to - from, out);
+      PanelSums<V, kF32, kTokens>(a, args.x.stride, b, kF32 ? end - from * kStep : to - from, out,
+                                  Ahead(args, panel, t));
     }
   }
 
@@ -343,7 +380,7 @@ struct Gemm {
     const size_t stride = args.x.code_stride / sizeof(typename V::Code);
     const auto* a = reinterpret_cast<const typename V::Code*>(args.x.codes) +
                     static_cast<size_t>(t) * stride + 64 * from;
-    PanelSumsInt8<V, kTokens>(a, stride, b, to - from, out);
+    PanelSumsInt8<V, kTokens>(a, stride, b, to - from, out, Ahead(args, panel, t));
     for (int tile = 0; tile < 2; ++tile) {
       const V scales = V::Load(args.w.row_scales + panel * kPanelRows + tile * kTileRows);
       for (int i = 0; i < kTokens; ++i) {

@@ -10,6 +10,7 @@ import argparse
 import concurrent.futures
 import json
 import pathlib
+import shlex
 import sys
 import time
 
@@ -32,7 +33,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--temperature", type=float, default=0.7)
-    parser.add_argument("--worker-flags", nargs="*", default=["--max-draft-tokens=0"])
+    parser.add_argument("--worker-flags", type=shlex.split, default=["--max-draft-tokens=0"])
     parser.add_argument("--json")
     options = parser.parse_args()
     record = {"when": time.strftime("%Y-%m-%d"), "model": options.model.name, "runs": []}

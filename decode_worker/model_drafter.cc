@@ -129,16 +129,21 @@ void ModelDrafter::RunRounds() {
   }
 }
 
-void ModelDrafter::RunRound(int round) {
+StepLoad ModelDrafter::FillRound(int round) {
   parts_.clear();
   rows_.clear();
   sampler_.Begin();
   StepLoad load;
-  for (Drafting* drafting : jobs_) {
-    AddToBatch(drafting, round);
-    drafting->answer->AskDraft(&sampler_);
+  for (Drafting* job : jobs_) {
+    AddToBatch(job, round);
+    job->answer->AskDraft(&sampler_, round);
     load.Add(static_cast<int>(parts_.back().tokens.size()), parts_.back().start);
   }
+  return load;
+}
+
+void ModelDrafter::RunRound(int round) {
+  const StepLoad load = FillRound(round);
   const double start = Now();
   const absl::Status status = sampler_.Step(parts_, nullptr, nullptr);
   const double end = Now();
@@ -166,6 +171,10 @@ void ModelDrafter::AddToBatch(Drafting* drafting, int round) {
                              : absl::MakeConstSpan(&drafting->tokens[round - 1], 1);
     part.start = drafting->sequence->num_tokens() - 1 + round;
     part.block_table = drafting->sequence->blocks;
+  }
+  if (drafting->chain != nullptr) {
+    part.drawn = absl::MakeConstSpan(&drafting->draws[round - 1], 1);
+    part.chain = drafting->chain;
   }
   rows_.push_back(static_cast<int>(part.tokens.size()) - 1);
   part.logit_rows = absl::MakeConstSpan(&rows_.back(), 1);
@@ -213,20 +222,7 @@ bool ModelDrafter::IssueRounds() {
 
 // Until Finish, kNoTokenDrawn stands for a draft in `tokens` and in the drafter's own sequence.
 bool ModelDrafter::IssueRound(int round) {
-  parts_.clear();
-  rows_.clear();
-  sampler_.Begin();
-  StepLoad load;
-  for (Drafting* job : jobs_) {
-    AddToBatch(job, round);
-    runtime::StepSequence& part = parts_.back();
-    if (round > 0) {
-      part.drawn = absl::MakeConstSpan(&job->draws[round - 1], 1);
-      part.chain = chain_.get();
-    }
-    job->answer->AskDraftBehind(&sampler_, round);
-    load.Add(static_cast<int>(part.tokens.size()), part.start);
-  }
+  const StepLoad load = FillRound(round);
   const int first = chain_->size();
   absl::Status status = absl::ResourceExhaustedError("edits of logits");
   if (sampler_.on_device()) {

@@ -90,6 +90,8 @@ class ModelDrafter : public Drafter {
   // Those of jobs_ that have had their last round leave.
   void DropFinished(int round);
   void RunRounds();
+  // The batch of a round of jobs_.
+  StepLoad FillRound(int round);
   // The next draft of each of jobs_.
   void RunRound(int round);
   // Issues all rounds as one chain; false: nothing has been issued, as tokens are to be counted.

@@ -2,7 +2,7 @@
 """What speculation pays: tokens a second with drafts against without, batch 1 and 8, on the CPU backend.
 
 Drives build/bench/speculation_bench, which runs both in turn in one process and fails if an id differs, and writes the
-table of docs/measurements/speculation.md. A figure is the median of the ratios of the pairs; machines that are shared are
+table of docs/measurements/decode.md. A figure is the median of the ratios of the pairs; machines that are shared are
 noisy, so the range is printed beside it. With --cpu-time figures are tokens per second of processor time of one thread, which
 others on the machine disturb much less. Needs `make build tools models`.
 """

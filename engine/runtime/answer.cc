@@ -78,14 +78,11 @@ void Answer::Accept(uint32_t id) {
   finish_ = Judge(id);
 }
 
-void Answer::AskDraft(StepSampler* sampler) const {
-  sampler->Add(Site(drafts_.size()), RowUse::kDraft);
-}
-
 bool Answer::counts_tokens() const { return HasPenalties(request_.params); }
 
-void Answer::AskDraftBehind(StepSampler* sampler, int ahead) const {
-  BATON_CHECK(drafts_.empty() && !counts_tokens());
+void Answer::AskDraft(StepSampler* sampler, int ahead) const {
+  BATON_CHECK(drafts_.size() == static_cast<size_t>(ahead) ||
+              (drafts_.empty() && !counts_tokens()));
   sampler->Add(Site(static_cast<size_t>(ahead)), RowUse::kDraft);
 }
 

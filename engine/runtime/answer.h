@@ -44,14 +44,12 @@ class Answer {
   // Takes a token that was drawn elsewhere.
   void Accept(uint32_t id);
 
-  // The next row of a draft model's step is for what would be drawn next: with the same noise,
-  // filters and penalties, as if the drafts before it were part of the answer.
-  void AskDraft(StepSampler* sampler) const;
+  // The next row of a draft model's step is for what would be drawn behind `ahead` drafts: with the
+  // same noise, filters and penalties, as if they were part of the answer. They have been taken by
+  // DrawDraft, or nobody has looked at them yet: only where not counts_tokens().
+  void AskDraft(StepSampler* sampler, int ahead) const;
   // Whether a draw depends on which tokens came before it by more than the logits: on their counts.
   bool counts_tokens() const;
-  // AskDraft for the place behind `ahead` drafts that nobody has looked at yet. Not where
-  // counts_tokens().
-  void AskDraftBehind(StepSampler* sampler, int ahead) const;
   // Takes that draft, from row `row`. Errors: those of Sampler::SampleId.
   absl::StatusOr<uint32_t> DrawDraft(StepSampler* sampler, int row);
   // Forgets the drafts: only Draw says what the answer is.

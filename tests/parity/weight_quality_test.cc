@@ -2,12 +2,12 @@
 // exactly, so that q4 and f32 differ by the activations alone.
 
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "engine/base/bf16.h"
 #include "engine/base/safetensors.h"
 #include "engine/model/model_config.h"
@@ -98,14 +98,13 @@ class WeightQualityTest : public ::testing::TestWithParam<std::string> {
   int num_layers_ = 0;
 };
 
-// Bounds, as in kv_quality_test.cc:
+// The bound, as in kv_quality_test.cc:
 //   A code is off by at most half a step of (largest of 32) / 127, evenly spread: in the root of
 //   the mean square by largest / (127 sqrt(12)). The largest is at most sqrt(32) times the group's
 //   own root mean square, so a dot of many products is off by u = sqrt(32) / (127 sqrt(12)) of its
 //   size at most. A layer rounds its activations four times (gate and up, which are multiplied,
 //   count as two) and the head once more, independently: logits move by at most
 //   s = u * sqrt(5 L + 1) of their spread.
-//   Perplexity: from how far logits have moved, as there.
 TEST_P(WeightQualityTest, ActivationsInInt8MoveLogitsByTheRoundingErrorOnly) {
   const Logits exact = AllLogits("f32");
   const double exact_nll = CompareLogits(exact, exact, ids_, kWindow).mean_nll();
@@ -114,20 +113,9 @@ TEST_P(WeightQualityTest, ActivationsInInt8MoveLogitsByTheRoundingErrorOnly) {
   for (const char* weight_dtype : {"bf16", "q4"}) {
     SCOPED_TRACE(weight_dtype);
     const Quality quality = CompareLogits(AllLogits(weight_dtype), exact, ids_, kWindow);
-    const double change = quality.mean_nll() - exact_nll;
     const double s = u * std::sqrt(5.0 * num_layers_ + 1) * quality.logit_rms();
-    const double d = quality.difference_rms();
-    const double change_max =
-        d * d / 2 + 4 * std::sqrt(2.0) * d / std::sqrt(static_cast<double>(quality.num_tokens));
-    std::printf(
-        "%s 4-bit weights as %s perplexity=%.4f (%+.3f %%, bound %.3f %%) logit_rms=%.3f "
-        "moved_by=%.4f (bound %.4f) tokens=%ld\n",
-        GetParam().c_str(), weight_dtype, std::exp(quality.mean_nll()), 100 * std::expm1(change),
-        100 * std::expm1(change_max), quality.logit_rms(), d, s,
-        static_cast<long>(quality.num_tokens));
-    EXPECT_GT(d, 0);
-    EXPECT_LT(d, s);
-    EXPECT_LT(std::abs(change), change_max);
+    ExpectMovedWithin(absl::StrCat(GetParam(), " 4-bit weights as ", weight_dtype), quality,
+                      exact_nll, s);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "tests/simt/model_case.h"
 
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
@@ -24,31 +25,38 @@ ModelRunnerOptions OptionsOf(const ModelSetting& setting, const std::string& bac
   return options;
 }
 
-std::vector<std::vector<float>> RunModel(ModelRunner* runner) {
+std::vector<std::vector<float>> StepTwo(ModelRunner* runner,
+                                        int (&lengths)[2],
+                                        int first_count,
+                                        int second_count) {
   const std::vector<kv::BlockId> blocks[2] = {{7, 2, 9}, {4, 11, 0}};
-  const int vocab = runner->config().vocab;
+  const int vocab = runner->config().vocab, counts[2] = {first_count, second_count};
+  std::vector<uint32_t> tokens[2];
+  std::vector<int> rows[2];
+  std::vector<runtime::StepSequence> sequences;
+  for (int s = 0; s < 2; ++s) {
+    for (int i = 0; i < counts[s]; ++i) {
+      tokens[s].push_back(static_cast<uint32_t>((lengths[s] + i) * 37 + 11 * s) % vocab);
+      rows[s].push_back(i);
+    }
+    if (counts[s] > 0) sequences.push_back({tokens[s], lengths[s], blocks[s], rows[s]});
+    lengths[s] += counts[s];
+  }
+  absl::Span<float> out;
+  const absl::Status status = runner->Step(sequences, nullptr, &out, nullptr);
+  EXPECT_TRUE(status.ok()) << status;
+  std::vector<std::vector<float>> logits;
+  for (size_t at = 0; at < out.size(); at += vocab)
+    logits.emplace_back(out.begin() + at, out.begin() + at + vocab);
+  return logits;
+}
+
+std::vector<std::vector<float>> RunModel(ModelRunner* runner) {
   int lengths[2] = {0, 0};
   std::vector<std::vector<float>> logits;
   const auto step = [&](int first_count, int second_count) {
-    std::vector<uint32_t> tokens[2];
-    std::vector<int> rows[2];
-    std::vector<runtime::StepSequence> sequences;
-    const int counts[2] = {first_count, second_count};
-    for (int s = 0; s < 2; ++s) {
-      for (int i = 0; i < counts[s]; ++i) {
-        tokens[s].push_back(static_cast<uint32_t>((lengths[s] + i) * 37 + 11 * s) % vocab);
-        rows[s].push_back(i);
-      }
-      if (counts[s] > 0) sequences.push_back({tokens[s], lengths[s], blocks[s], rows[s]});
-      lengths[s] += counts[s];
-    }
-    absl::Span<float> out;
-    const absl::Status status = runner->Step(sequences, nullptr, &out, nullptr);
-    ASSERT_TRUE(status.ok()) << status;
-    for (int row = 0; row < first_count + second_count; ++row) {
-      const absl::Span<float> values = out.subspan(static_cast<size_t>(row) * vocab, vocab);
-      logits.emplace_back(values.begin(), values.end());
-    }
+    for (auto& row : StepTwo(runner, lengths, first_count, second_count))
+      logits.push_back(std::move(row));
   };
   step(40, 20);  // both by the prefill kernel
   step(30, 1);   // over a cached prefix, beside a decode

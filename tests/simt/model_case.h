@@ -18,6 +18,13 @@ struct ModelSetting {
 // Prefill by our own kernel, also where there is another.
 runtime::ModelRunnerOptions OptionsOf(const ModelSetting& setting, const std::string& backend);
 
+// One step of two sequences with blocks of their own, of which `lengths` tokens are in the cache;
+// the logits of all its tokens.
+std::vector<std::vector<float>> StepTwo(runtime::ModelRunner* runner,
+                                        int (&lengths)[2],
+                                        int first_count,
+                                        int second_count);
+
 // Two sequences with blocks of their own, fed in chunks, then one token at a time, then both with
 // several: prefill over a cached prefix, decode and verify. Returns the logits of every token.
 std::vector<std::vector<float>> RunModel(runtime::ModelRunner* runner);

@@ -1,4 +1,4 @@
-"""Rebuilds one object of a finished build from a changed source and links a test with it; for ptx_mutants.py and mutants.py."""
+"""Rebuilds one object of a finished build from a changed source and links a test with it; for mutants.py, protocol_mutants.py and ptx_mutants.py."""
 import json
 import pathlib
 import shlex

@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "tests/simt/device_memory.h"
 #include "tests/simt/fake_cudart.h"
+#include "tests/simt/model_case.h"
 #include "tests/simt/simt.h"
 #include "tests/support/model_files.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -43,37 +44,13 @@ std::unique_ptr<ModelRunner> NewRunner(const ModelRunnerOptions& options) {
   return runner.ok() ? *std::move(runner) : nullptr;
 }
 
-// One step of two sequences with blocks of their own; the logits of all tokens.
-Rows Step(ModelRunner* runner, int (&lengths)[2], int first_count, int second_count) {
-  const std::vector<kv::BlockId> blocks[2] = {{7, 2, 9}, {4, 11, 0}};
-  const int vocab = runner->config().vocab, counts[2] = {first_count, second_count};
-  std::vector<uint32_t> tokens[2];
-  std::vector<int> rows[2];
-  std::vector<runtime::StepSequence> sequences;
-  for (int s = 0; s < 2; ++s) {
-    for (int i = 0; i < counts[s]; ++i) {
-      tokens[s].push_back(static_cast<uint32_t>((lengths[s] + i) * 37 + 11 * s) % vocab);
-      rows[s].push_back(i);
-    }
-    if (counts[s] > 0) sequences.push_back({tokens[s], lengths[s], blocks[s], rows[s]});
-    lengths[s] += counts[s];
-  }
-  absl::Span<float> out;
-  const absl::Status status = runner->Step(sequences, nullptr, &out, nullptr);
-  EXPECT_TRUE(status.ok()) << status;
-  Rows logits;
-  for (size_t at = 0; at < out.size(); at += vocab)
-    logits.emplace_back(out.begin() + at, out.begin() + at + vocab);
-  return logits;
-}
-
 Rows RunModel(const ModelRunnerOptions& options) {
   const auto runner = NewRunner(options);
   Rows all;
   int lengths[2] = {0, 0};
   const auto step = [&](int first_count, int second_count) {
     if (runner == nullptr) return;
-    for (auto& row : Step(runner.get(), lengths, first_count, second_count))
+    for (auto& row : StepTwo(runner.get(), lengths, first_count, second_count))
       all.push_back(std::move(row));
   };
   step(40, 20);
@@ -145,10 +122,10 @@ TEST_F(TpOnTheEmulatedDevices, GraphsGiveTheBitsOfOperationsIssuedOneByOne) {
 TEST_F(TpOnTheEmulatedDevices, ADeviceThatFailsTakesTheStepAndNothingElse) {
   const auto runner = NewRunner(TpOptions("tiny-qwen3", "cuda", 2));
   int lengths[2] = {0, 0};
-  Step(runner.get(), lengths, 5, 3);
-  Step(runner.get(), lengths, 1, 1);
+  StepTwo(runner.get(), lengths, 5, 3);
+  StepTwo(runner.get(), lengths, 1, 1);
   int before[2] = {lengths[0], lengths[1]};
-  const Rows want = Step(runner.get(), lengths, 1, 1);
+  const Rows want = StepTwo(runner.get(), lengths, 1, 1);
   for (int device = 0; device < 2; ++device) {
     const std::vector<uint32_t> token = {1};
     const std::vector<kv::BlockId> blocks = {5};
@@ -158,7 +135,7 @@ TEST_F(TpOnTheEmulatedDevices, ADeviceThatFailsTakesTheStepAndNothingElse) {
     EXPECT_EQ(failed.code(), absl::StatusCode::kInternal) << failed;
     GetRuntimeConfig().failing_device = -1;
     int again[2] = {before[0], before[1]};
-    EXPECT_EQ(Step(runner.get(), again, 1, 1), want);
+    EXPECT_EQ(StepTwo(runner.get(), again, 1, 1), want);
   }
 }
 

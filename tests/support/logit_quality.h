@@ -4,7 +4,11 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <string>
 #include <vector>
+
+#include "gtest/gtest.h"
 
 #include "tests/support/engine_steps.h"
 
@@ -61,6 +65,31 @@ inline Quality CompareLogits(const Logits& logits,
     }
   }
   return quality;
+}
+
+// Logits have moved by no more than `moved_max` (root of the mean square), if they have, and
+// perplexity by what that explains: a row of logits that moves by d changes -log p of the next
+// token by at most d * sqrt(2) (the token, and the mean it is measured against) with any sign,
+// which averages out over N tokens, four standard errors being allowed for, and by d^2 / 2 always
+// in the same direction (second order of log-sum-exp). `exact_nll`: mean_nll() of the reference
+// run.
+inline void ExpectMovedWithin(const std::string& what,
+                              const Quality& quality,
+                              double exact_nll,
+                              double moved_max) {
+  const double change = quality.mean_nll() - exact_nll;
+  const double d = quality.difference_rms();
+  const double change_max =
+      d * d / 2 + 4 * std::sqrt(2.0) * d / std::sqrt(static_cast<double>(quality.num_tokens));
+  std::printf(
+      "%s perplexity=%.4f (%+.3f %%, bound %.3f %%) logit_rms=%.3f moved_by=%.4f (bound %.4f) "
+      "tokens=%ld\n",
+      what.c_str(), std::exp(quality.mean_nll()), 100 * std::expm1(change),
+      100 * std::expm1(change_max), quality.logit_rms(), d, moved_max,
+      static_cast<long>(quality.num_tokens));
+  EXPECT_GT(d, 0);
+  EXPECT_LT(d, moved_max);
+  EXPECT_LT(std::abs(change), change_max);
 }
 
 }  // namespace baton::testing_support

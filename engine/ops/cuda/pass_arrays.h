@@ -48,10 +48,10 @@ class PassArrays {
 
   // Sends a pass in the order of `stream`, or with an empty shape what it has drawn and its draws
   // alone, the latter within what was reserved. Padding: token 0 at position 0 without a slot,
-  // sequences without queries, row 0. `wait`: for what was issued before; else all of that has been
-  // sent without waiting since the last call that did, or a few at least. True: the arrays have
-  // moved to new memory; what was issued with the old pointers must not be issued again. Errors:
-  // RESOURCE_EXHAUSTED.
+  // sequences without queries, row 0. `wait`: until the stream is done with the passes before; else
+  // it may still have to read them, and each pass sent since the last one that waited keeps pinned
+  // memory of its own. True: the arrays have moved to new memory; what was issued with the old
+  // pointers must not be issued again. Errors: RESOURCE_EXHAUSTED; those of the stream.
   absl::StatusOr<bool> Send(const PassInputs& inputs,
                             const PassShape& shape,
                             bool wait,
